@@ -1,17 +1,13 @@
-"""Tables and models that commands read and write.
-
-CSV files as text beside the table that they hold: to say which cell is wrong, and to change only what is missing.
-"""
+"""Tables and models that commands read and write; of a CSV file only those cells change that are filled."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import itertools
 import re
-import sys
 import tempfile
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,6 @@ import typer
 
 from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, say, warn, write_file, write_out
 from otpdag.data import Sequences
-from otpdag.data.columns import cell_names
 from otpdag.data.parts import read_table, table_bytes
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
@@ -30,7 +25,10 @@ from otpdag.model import Model, load
 def table_at(path: Path) -> pd.DataFrame:
     """Read a table; one whose rows have more cells than its header is refused. ``-`` is CSV from standard input."""
     if path == STANDARD_INPUT:
-        return _piped()
+        with tempfile.TemporaryDirectory() as folder:  # by way of a file, so that it is checked like one
+            copy = Path(folder) / "standard-input.csv"
+            copy.write_bytes(typer.get_binary_stream("stdin").read())
+            return table_at(copy)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
@@ -40,30 +38,29 @@ def table_at(path: Path) -> pd.DataFrame:
     except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
     if path.suffix in (".csv", ".tsv"):
-        check_shape(path)
-        check_digits(table)
+        _check_shape(path)
     return table
 
 
-def _piped() -> pd.DataFrame:
-    """Standard input, by way of a file, so that it is checked like one."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "standard-input.csv"
-        path.write_bytes(typer.get_binary_stream("stdin").read())
-        return table_at(path)
-
-
-def table_for(model: Model, path: Path) -> pd.DataFrame:
-    """A table whose numbers are numbers."""
-    table = table_at(path)
-    check_cells(table, model)
-    return table
+def _check_shape(path: Path) -> None:
+    """Refuse a CSV file whose rows have more cells than its header: pandas would shift all columns."""
+    separator = "\t" if path.suffix == ".tsv" else ","
+    header: list[str] = []
+    first: list[str] = []
+    with contextlib.suppress(csv.Error), path.open(encoding="utf-8", newline="") as file:
+        rows = (row for row in csv.reader(file, delimiter=separator) if any(row) or len(row) > 1)
+        header, first = next(rows, []), next(rows, [])
+    if len(first) > len(header):
+        comma = " (a comma at the end of every row?)" if len(first) == len(header) + 1 and not first[-1] else ""
+        raise DataError(
+            f"{path}: the rows have {len(first)} cells, the header names {len(header)}{comma}; name every column, or "
+            f"end the rows after {header[-1]!r:.60}"
+        )
 
 
 def model_and_rows(path: Path, data: Path, sequence: str | None = None, time: str | None = None) -> tuple[Model, Any]:
     """A saved model and what it is asked about: the rows of a table, or its sequences."""
-    model = model_at(path)
-    return model, as_steps(table_for(model, data), sequence, time)
+    return model_at(path), as_steps(table_at(data), sequence, time)
 
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
@@ -97,109 +94,45 @@ def put_table(table: pd.DataFrame, path: Path | None) -> None:
 
 # a field, quoted or not, and what ends it; text that follows a closing quote belongs to the field, as pandas has it
 _FIELD = re.compile(r'("(?:[^"]|"")*"[^,\r\n]*|[^,\r\n]*)(,|\r\n|\n|\r|\Z)')
-_NEEDS_QUOTES = re.compile(r'[",\r\n]')
-_GROUPED = re.compile(r"[-+]?\d{1,3}(?:[ ',.]\d{3})+(?:[.,]\d+)?")
 
 
-@dataclass(frozen=True)
-class CsvText:
-    r"""The text of a CSV file: for each line its fields as they are written, and what ends it.
+def with_cells(path: Path, table: pd.DataFrame, cells: Mapping[tuple[int, int], Any]) -> str:
+    """The text of a CSV file with other values in some cells, by row and column; every other byte stays.
 
-    >>> text = CsvText.of('id,x\n007,\n"a, b",1.10\n')
-    >>> print(text.with_cells({(0, 1): 2.5}), end="")
-    id,x
-    007,2.5
-    "a, b",1.10
-    """
-
-    lines: tuple[tuple[str, ...], ...]
-    ends: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str) -> CsvText:
-        """Split a text."""
-        lines, ends, fields = [], [], []
-        at = 0
-        while at < len(text):
-            match = _FIELD.match(text, at)
-            if match is None:  # a quote that is never closed, which pandas refuses before
-                raise DataError("a quoted cell has no end")
-            fields.append(match[1])
-            at = match.end()
-            if match[2] != "," or at == len(text):
-                fields += [""] * (match[2] == ",")
-                lines.append(tuple(fields))
-                ends.append("" if match[2] == "," else match[2])
-                fields = []
-        return cls(tuple(lines), tuple(ends))
-
-    @property
-    def rows(self) -> list[int]:
-        """The lines that hold rows: all but the header and blank ones, which are skipped."""
-        filled = [number for number, line in enumerate(self.lines) if len(line) > 1 or line[0].strip("\ufeff \t")]
-        return filled[1:]
-
-    def with_cells(self, cells: dict[tuple[int, int], Any]) -> str:
-        """The text with other values in some cells, by row and column; every other byte stays."""
-        rows = self.rows
-        lines = list(map(list, self.lines))
-        for (row, column), value in cells.items():
-            line = lines[rows[row]]
-            line += [""] * (column + 1 - len(line))
-            line[column] = _written(value)
-        return "".join(",".join(line) + end for line, end in zip(lines, self.ends, strict=True))
-
-
-def read_csv_text(path: Path, table: pd.DataFrame) -> CsvText:
-    """The text of a file that was read as ``table``.
+    Args:
+        path: The file.
+        table: What was read from it.
+        cells: The values.
 
     Raises:
         DataError: Text and table do not have the same rows and columns.
     """
+    lines: list[list[list[str]]] = [[]]
     with path.open(encoding="utf-8", newline="") as file:
-        text = CsvText.of(file.read())
-    header = next((line for line in text.lines if len(line) > 1 or line[0].strip("\ufeff \t")), ())
-    if len(text.rows) != len(table) or len(header) != table.shape[1]:
+        for field, end in _FIELD.findall(file.read()):
+            lines[-1].append([field, end])
+            if end != ",":
+                lines.append([])
+    filled = [line for line in lines if len(line) > 1 or (line and line[0][0].strip("\ufeff \t"))]
+    if len(filled) != 1 + len(table) or len(filled[0]) != table.shape[1]:
         raise DataError(
-            f"{path}: as text it has {len(text.rows)} rows of {len(header)} columns, as a table {len(table)} of "
+            f"{path}: as text it has {len(filled) - 1} rows of {len(filled[0])} columns, as a table {len(table)} of "
             f"{table.shape[1]}; is a quotation mark missing?"
         )
-    return text
-
-
-def _written(value: Any) -> str:
-    text = repr(float(value)) if isinstance(value, float) else str(value)
-    return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
-
-
-def check_shape(path: Path) -> None:
-    """Refuse a CSV file whose rows have more cells than its header: pandas would shift all columns."""
-    separator = "\t" if path.suffix == ".tsv" else ","
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, first = itertools.islice(
-                (row for row in csv.reader(file, delimiter=separator) if any(row) or len(row) > 1), 2
-            )
-    except (ValueError, csv.Error):  # no rows, or nothing that a CSV reader reads: pandas says what
-        return
-    if len(first) > len(header):
-        comma = " (a comma at the end of every row?)" if len(first) == len(header) + 1 and not first[-1] else ""
-        raise DataError(
-            f"{path}: the rows have {len(first)} cells, the header names {len(header)}{comma}; name every column, or "
-            f"end the rows after {header[-1]!r:.60}"
-        )
-
-
-def check_digits(table: pd.DataFrame) -> None:
-    """Refuse whole numbers of so many digits that they are no floating number."""
-    for name in [name for name in table.columns if pd.api.types.is_object_dtype(table[name])]:
-        for row, value in enumerate(table[name].array):
-            if type(value) is int and abs(value) > sys.float_info.max:
-                raise DataError(f"column {name!r} must hold finite numbers; found {str(value)[:20]}... in row {row}")
+    for (row, column), value in cells.items():
+        line = filled[1 + row]
+        while len(line) <= column:  # cells that are left out at the end of a row
+            line.append(["", line[-1][1]])
+            line[-2][1] = ","
+        text = repr(float(value)) if isinstance(value, float) else str(value)
+        line[column][0] = '"' + text.replace('"', '""') + '"' if re.search(r'[",\r\n]', text) else text
+    return "".join(field + end for line in lines for field, end in line)
 
 
 def check_numbers(column: pd.Series[Any]) -> None:
     """Refuse text in a column most of whose cells are numbers: one odd cell would make each of them a category.
+
+    A number with a decimal comma, groups of digits, a percent or currency sign is one for a reader.
 
     Raises:
         DataError: With the row and the column of the first cell that is no number.
@@ -210,51 +143,14 @@ def check_numbers(column: pd.Series[Any]) -> None:
     """
     if pd.api.types.is_numeric_dtype(column.dtype) or isinstance(column.dtype, pd.CategoricalDtype):
         return
-    present = [str(value) for value in column.dropna().array]
-    likely = sum(_is_number(value) or _is_odd_number(value) for value in present)
-    place = _first_odd(column)
-    if place is None or 2 * likely <= len(present):
+    present = column.reset_index(drop=True).dropna().astype(str)
+    is_number, bare = pd.to_numeric(present, errors="coerce").notna(), present.str.strip("%€$£ ")
+    grouped = bare.str.fullmatch(r"[-+]?\d{1,3}(?:[ ',.]\d{3})+(?:[.,]\d+)?")
+    likely = is_number | grouped | pd.to_numeric(bare.str.replace(",", ".", n=1), errors="coerce").notna()
+    if is_number.all() or 2 * likely.sum() <= len(present):
         return
+    place = int(present.index[int(is_number.argmin())])
     raise DataError(
-        f"column {column.name!r} holds numbers, but {_shown(column, place)} is none; correct the cell or leave it "
-        f"empty, or list {column.name!r} as Categorical in the model file"
+        f"column {column.name!r} holds numbers, but {present[place]!r:.60} in row {place} (line {place + 2}) is none; "
+        f"correct the cell or leave it empty, or list {column.name!r} as Categorical in the model file"
     )
-
-
-def check_cells(table: pd.DataFrame, model: Model) -> None:
-    """Refuse text in the columns of a model's numbers, by its cell: pandas makes all cells of such a column text."""
-    for node in model.graph.observed:
-        space = model.spaces[node]
-        for name in () if space.is_discrete else cell_names(node, space):
-            place = _first_odd(table[name]) if name in table.columns else None
-            if place is not None:
-                raise DataError(
-                    f"column {name!r} must hold numbers; {_shown(table[name], place)} is none: correct the cell or "
-                    "leave it empty"
-                )
-
-
-def _first_odd(column: pd.Series[Any]) -> int | None:
-    """The row of the first text that is no number."""
-    if pd.api.types.is_numeric_dtype(column.dtype):
-        return None
-    odd = (row for row, value in enumerate(column.array) if isinstance(value, str) and not _is_number(value))
-    return next(odd, None)
-
-
-def _shown(column: pd.Series[Any], place: int) -> str:
-    return f"{str(column.iloc[place])!r:.60} in row {place} (line {place + 2})"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return "_" not in text
-
-
-def _is_odd_number(text: str) -> bool:
-    """Whether a text is a number for a reader: with a decimal comma, groups of digits, a percent or currency sign."""
-    bare = text.strip("%€$£ ")
-    return _GROUPED.fullmatch(bare) is not None or _is_number(bare.replace(",", ".", 1))

@@ -130,14 +130,14 @@ def sample(
     force: Force = False,
 ) -> None:
     """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
-    from otpdag.cli.command_files import model_at, put_table, table_for
+    from otpdag.cli.command_files import model_at, put_table, table_at
 
     check_file(out_file, force=force)
     model = model_at(model_path)
     if model.graph.is_dynamic and length is None:
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
     settings = dict(setting(model, text) for text in do or [])
-    table = None if given is None else table_for(model, given)
+    table = None if given is None else table_at(given)
     put_table(model.sample(rows, seed=seed, do=settings, given=table, length=length), out_file)
 
 
@@ -178,7 +178,7 @@ def impute(
     force: Force = False,
 ) -> None:
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
-    from otpdag.cli.command_files import as_steps, model_at, put_table, read_csv_text, table_for
+    from otpdag.cli.command_files import as_steps, model_at, put_table, table_at, with_cells
 
     check_file(out_file, force=force)
     model = model_at(model_path)
@@ -192,7 +192,7 @@ def impute(
         say(f"filled {count:,} cells")
         say(f"wrote {out_file}")
         return
-    table = table_for(model, data)
+    table = table_at(data)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     merged = table.assign(**{column: filled[column].reindex(table.index) for column in filled.columns})
     fresh = (table.isna() & merged.notna()).to_numpy()
@@ -201,7 +201,7 @@ def impute(
         put_table(merged, out_file)
         return
     cells = {(int(row), int(column)): merged.iat[row, column] for row, column in zip(*fresh.nonzero(), strict=True)}
-    put_text(read_csv_text(data, table).with_cells(cells), out_file)
+    put_text(with_cells(data, table, cells), out_file)
     if out_file is not None:
         say(f"wrote {len(table):,} rows to {out_file}")
 
@@ -275,7 +275,7 @@ def report(
 
 def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
     """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
-    from otpdag.cli.command_files import table_for
+    from otpdag.cli.command_files import table_at
 
     if path is None:
         recorded = run.summary.get("data")
@@ -285,7 +285,7 @@ def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
         path = Path(recorded)
         if file_hash(path) != run.summary.get("data_sha256"):
             warn(f"{recorded} is not the file that was fitted: it has changed since")
-    return table_for(run.model, path)
+    return table_at(path)
 
 
 def setting(model: Model, text: str, option: str = "--do") -> tuple[str, Any]:
@@ -415,11 +415,11 @@ def effect(
     as_json: AsJson = False,
 ) -> None:
     """Tell what setting one node does to another, and whether the graph allows to know it."""
-    from otpdag.cli.command_files import model_at, table_for
+    from otpdag.cli.command_files import model_at, table_at
 
     model = model_at(model_path)
     wanted = [setting(model, f"{treatment}={value.strip()}", "--values")[1] for value in values.split(",")]
-    table = None if data is None else table_for(model, data)
+    table = None if data is None else table_at(data)
     told = model.effect(treatment, outcome, values=wanted, data=table, level=level)
     if as_json:
         effects = told.table.reset_index().to_dict(orient="records")

@@ -40,7 +40,7 @@ from pydantic import (
     field_validator,
 )
 
-from otpdag.cli.command_files import check_cells, check_numbers
+from otpdag.cli.command_files import check_numbers
 from otpdag.data import ColumnType, column_types
 from otpdag.data.columns import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed, printable
@@ -106,9 +106,7 @@ class ModelFile(BaseModel):
             if self.nodes.get(node) is None and node in data.columns and isinstance(data[node], pd.Series):
                 check_numbers(data[node])
         given = {node: _mechanism(node, entry, graph, data) for node, entry in self.nodes.items() if entry is not None}
-        model = Model.from_frame(graph, data, mechanisms=given)
-        check_cells(data, model)
-        return model
+        return Model.from_frame(graph, data, mechanisms=given)
 
     def _check_places(self, graph: Graph, data: pd.DataFrame) -> None:
         joined = {str(end) for edge in self.edges for end in edge[:2]}

@@ -401,11 +401,14 @@ def as_numbers(series: pd.Series[Any], where: str, expected: str) -> Floats:
         series = series.astype(object)
     present = series.dropna()
     if pd.api.types.infer_dtype(present, skipna=True) not in _NUMERIC_KINDS:
-        odd = [not isinstance(value, (int, float, np.number, np.bool_)) for value in present.array]
-        place = int(np.flatnonzero(series.notna())[odd.index(True) if True in odd else 0])
+        odd = pd.to_numeric(present.astype(str), errors="coerce").isna()  # one odd cell makes a column of a file text
+        place = int(np.flatnonzero(series.notna())[odd.argmax()])
         odd_value = as_label(series.iloc[place])
         raise DataError(f"{where} must hold {expected}; found {odd_value!r} in row {place}")
-    return series.to_numpy(dtype=np.float64, na_value=np.nan)
+    try:
+        return series.to_numpy(dtype=np.float64, na_value=np.nan)
+    except OverflowError:
+        raise DataError(f"{where} must hold finite numbers; found a whole number of too many digits") from None
 
 
 # -- what a column is taken for ----------------------------------------------------------------------------------------
