@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from baselines.network_problem import train
-from otpdag.estimators._pictures import PictureFormat
+from otpdag.data.documents import PictureFormat
 from otpdag.estimators.vector_quantized import directions
 from otpdag.learned.autoencoder import EncoderMap, rebuilding_cost
 from otpdag.learned.image_networks import (

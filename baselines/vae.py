@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call
 
 from baselines.network_problem import train
-from otpdag.estimators._pictures import PictureFormat
+from otpdag.data.documents import PictureFormat
 from otpdag.learned.autoencoder import EncoderMap
 from otpdag.learned.image_networks import dense_decoder, dense_encoder, seeded
 from otpdag.problem import LossTerms

@@ -9,7 +9,7 @@ from scipy import stats
 
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators import CodePrior, VectorQuantizedAutoencoder
-from otpdag.estimators.code_prior import CodeSequence, _of
+from otpdag.mechanisms.codebook import CodeSequence, of_replica
 
 STATES, POSITIONS = 4, 10
 
@@ -98,10 +98,10 @@ def test_draws_follow_the_log_probabilities():
 @pytest.mark.parametrize("columns", [None, 1, 3])
 def test_one_step_at_a_time_is_all_at_once(columns):
     mechanism, params = untrained(positions=7, n_codes=5, columns=columns)
-    own = _of(params, 0)
+    own = of_replica(params, 0)
     codes = torch.randint(5, (4, 7), generator=torch.Generator().manual_seed(107))
     kept = torch.empty(2, 2, 4, 2, 7, 4)
-    steps = [mechanism._next_logits(own, codes, m, kept) for m in range(7)]
+    steps = [mechanism._logits(own, codes, m, kept)[:, 0] for m in range(7)]
     torch.testing.assert_close(torch.stack(steps, 1), mechanism._logits(own, codes), atol=1e-4, rtol=1e-4)
 
 
@@ -166,9 +166,9 @@ def test_vectors_of_one_code():
 @pytest.mark.parametrize(
     ("codes", "message"),
     [
-        (np.zeros((5, 2)), r"`codes` must be integers \(n, positions\); got shape \(5, 2\) of float64"),
+        (np.zeros((5, 2)), r"codes must be integers \(n, positions\); got shape \(5, 2\) of float64"),
         (np.zeros(5, int), r"got shape \(5,\) of int64"),
-        (np.full((5, 2), 7), "`codes` must be from 0 to 3; got 7 to 7"),
+        (np.full((5, 2), 7), "codes must be from 0 to 3; got 7 to 7"),
     ],
 )
 def test_what_are_no_codes_is_refused(codes, message):

@@ -124,7 +124,7 @@ def test_use_refuses_other_images_than_those_of_the_fit(fitted):
     short = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1}).fit(tiles(20) / 255.0)
     with pytest.raises(DataError, match="must go up to 1, as in fit"):
         short.encode(tiles(2).astype(float))
-    with pytest.raises(DataError, match=r"integers \(n, 4\)"):
+    with pytest.raises(DataError, match=r"must have 4 positions"):
         fitted.decode(np.zeros((2, 5), dtype=int))
     with pytest.raises(DataError, match="from 0 to 15; got 0 to 16"):
         fitted.decode(np.array([[0, 1, 2, 16]]))

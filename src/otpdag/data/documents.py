@@ -1,18 +1,22 @@
-"""Documents as sparse counts of words, images as rows of numbers."""
+"""Documents as sparse counts of words; images as rows of numbers, and how users lay them out."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from numpy.typing import ArrayLike
 from scipy import sparse
 from torch import Tensor
 
 from otpdag.data.batch import mixed
 from otpdag.errors import DataError
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+CHANNELS = (1, 3)  # grey, or red, green and blue
 
 
 class Documents:
@@ -66,10 +70,142 @@ class Images:
     torch.Size([5, 64])
     """
 
-    def __init__(self, pixels: ArrayLike | Tensor) -> None:
+    def __init__(self, pixels: npt.ArrayLike | Tensor) -> None:
         held = pixels.detach().cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
         if held.ndim < 2 or len(held) < 2:
             raise DataError(f"images must have shape (n, ...) with at least 2 of them; got {held.shape}")
         if not np.isfinite(held).all():
             raise DataError("images must be finite; got NaN or infinity")
         self.rows = torch.from_numpy(np.ascontiguousarray(held.reshape(len(held), -1), dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class PictureFormat:
+    """How a user's images are laid out: channels first, last or none, and the brightest value.
+
+    Attributes:
+        channels: Number of channels.
+        height: Rows of pixels.
+        width: Columns of pixels.
+        layout: ``"last"``, ``"first"`` or ``"none"`` (grey images without an axis for channels).
+        peak: 255 for bytes, 1 for numbers from 0 to 1.
+    """
+
+    channels: int
+    height: int
+    width: int
+    layout: str
+    peak: float
+
+    @classmethod
+    def of(cls, images: npt.ArrayLike | Tensor) -> PictureFormat:
+        """Read the format from images that a model is to be fitted to."""
+        held = _array(images)
+        layout = picture_layout(held.shape)
+        if layout == "first":
+            channels, height, width = held.shape[1:]
+        else:
+            height, width = held.shape[1:3]
+            channels = held.shape[3] if layout == "last" else 1
+        return cls(channels, height, width, layout, _peak(held))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return self.channels, self.height, self.width
+
+    @property
+    def expected(self) -> str:
+        """The shape in words."""
+        sizes = {
+            "none": f"(n, {self.height}, {self.width})",
+            "last": f"(n, {self.height}, {self.width}, {self.channels})",
+            "first": f"(n, {self.channels}, {self.height}, {self.width})",
+        }
+        return sizes[self.layout]
+
+    def rows(self, images: npt.ArrayLike | Tensor) -> Tensor:
+        """Images as rows (n, channels * height * width) in single precision, from 0 to 1.
+
+        Images in another layout than those of the fit are read if their shape leaves no doubt.
+        """
+        held = _array(images)
+        layout = self._layout_of(held.shape)
+        if held.dtype != np.uint8 and _peak(held) > self.peak:
+            raise DataError(f"images must go up to {self.peak:g}, as in fit; got {held.max():g}")
+        divisor = 255.0 if held.dtype == np.uint8 else self.peak
+        if layout == "last":
+            held = held.transpose(0, 3, 1, 2)
+        scaled = np.ascontiguousarray(held, dtype=np.float32).reshape(len(held), -1) / np.float32(divisor)
+        return torch.from_numpy(scaled)
+
+    def _layout_of(self, shape: tuple[int, ...]) -> str:
+        sizes = {"last": (self.height, self.width, self.channels), "first": self.shape}
+        if self.channels == 1:
+            sizes["none"] = (self.height, self.width)  # type: ignore[assignment]
+        for layout in (self.layout, "last", "first", "none"):
+            if sizes.get(layout) == shape[1:]:
+                return layout
+        raise DataError(f"images must have shape {self.expected}, as in fit; got {shape}")
+
+    def pictures(self, rows: Tensor) -> Floats:
+        """Rows as images in the layout and range of those that were fitted."""
+        images = rows.detach().float().cpu().clamp(0, 1).reshape(-1, *self.shape)
+        if self.layout == "last":
+            images = images.permute(0, 2, 3, 1)
+        elif self.layout == "none":
+            images = images[:, 0]
+        return np.ascontiguousarray((images * self.peak).numpy())
+
+
+def _array(images: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
+    held = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
+    if held.ndim not in (3, 4) or not held.size:
+        raise DataError(
+            "images must be (n, height, width), (n, height, width, channels) or (n, channels, height, width), none of "
+            f"them 0; got shape {held.shape}. For one image, pass images[None]"
+        )
+    if not (np.issubdtype(held.dtype, np.number) or held.dtype == bool):
+        raise DataError(f"images must be numbers; got {held.dtype}")
+    if not np.isfinite(held).all():
+        raise DataError("images must be finite; got NaN or infinity")
+    if held.min() < 0:
+        raise DataError(f"images must go from 0 to 255 or from 0 to 1; got {held.min():g} to {held.max():g}")
+    return held
+
+
+def picture_layout(shape: tuple[int, ...]) -> str:
+    """Where channels are: ``"last"``, ``"first"`` or, of grey images without an axis for them, ``"none"``."""
+    if len(shape) == 3 and shape[2] in CHANNELS:
+        raise DataError(f"images must be many; got shape {shape}, which looks like one of them: pass images[None]")
+    if len(shape) == 3:
+        return "none"
+    last, first = shape[3] in CHANNELS, shape[1] in CHANNELS
+    if last == first:
+        raise DataError(
+            f"images must have 1 or 3 channels, first or last; got shape {shape}, which "
+            + ("could be either" if last else "is neither. A single image needs an axis before it: images[None]")
+        )
+    return "last" if last else "first"
+
+
+def _peak(held: npt.NDArray[Any]) -> float:
+    if held.dtype == np.uint8:
+        return 255.0
+    most = float(held.max())
+    if most <= 1:
+        return 1.0
+    if most <= 255:
+        return 255.0
+    raise DataError(f"images must go from 0 to 255 or from 0 to 1; got {held.min():g} to {most:g}")
+
+
+def read_format(state: Mapping[str, Any], most: int = 1 << 14) -> PictureFormat:
+    """The format of images that a file describes, with at most so many pixels along a side."""
+    read = PictureFormat(**state)
+    sizes = (read.channels, read.height, read.width)
+    if not all(type(size) is int and 1 <= size <= most for size in sizes) or read.channels not in CHANNELS:
+        raise ValueError(f"its images have sizes {sizes!r:.60}")
+    if read.layout not in ("last", "first", "none") or read.peak not in (1, 255):
+        raise ValueError(f"its images have layout {read.layout!r:.40} and peak {read.peak!r:.40}")
+    return read

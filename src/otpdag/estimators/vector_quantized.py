@@ -1,9 +1,13 @@
-"""Discrete representations of images: a thin face on the graph ``code -> latent -> quantized -> image``."""
+"""Discrete representations of images: a thin face on the graph ``code -> latent -> quantized -> image``.
+
+And a distribution over their codes, from which new images are made.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal, Self, cast, get_args
 
 import numpy as np
@@ -14,14 +18,23 @@ from torch import Tensor, nn
 
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap, QuantizedMap
+from otpdag.data import Schema
+from otpdag.data.documents import Floats, PictureFormat
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
+from otpdag.engine import Method
 from otpdag.errors import DataError, ModelError, NotFittedError, check_choice
-from otpdag.estimators._autoencoder import AbstractAutoencoder, Floats, check_accounted, check_at_least, in_parts
-from otpdag.estimators._contract import RandomState
-from otpdag.estimators._pictures import PictureFormat
-from otpdag.estimators.code_prior import CodePrior
+from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
+from otpdag.estimators.autoencoder import (
+    AbstractAutoencoder,
+    check_accounted,
+    check_at_least,
+    in_parts,
+    trained,
+    trained_for,
+)
 from otpdag.graph import Graph
+from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import Codewords, Encoded, NoiseScale
 from otpdag.learned.image_networks import (
     Flat,
@@ -33,16 +46,155 @@ from otpdag.learned.image_networks import (
     started_from_data,
     with_bottleneck,
 )
-from otpdag.mechanisms.codebook import Quantized
+from otpdag.mechanisms.codebook import CodeSequence, Quantized, of_replica
 from otpdag.model import Model
+from otpdag.numerics import bounded_threads
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Image
 
 Codes = NDArray[np.int64]
 PRIOR = "prior."
 CHOICES = {"balance": ("codebook", "position"), "noise": get_args(NoiseScale)}
+CODES = "codes"
+ROWS_AT_ONCE = 256  # bounds memory; changes no result
 
 
+@dataclass(eq=False, repr=False)
+class CodePrior(ModelEstimator):
+    r"""What codes go together: an autoregressive transformer over the codes of a discrete auto-encoder.
+
+    .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1})
+
+    It is the graph of one observed node with the mechanism :class:`CodeSequence`, fitted by :func:`otpdag.fit` to
+    greatest likelihood on minibatches. The paper uses an Image Transformer in this place.
+
+    Args:
+        n_codes: Number of values of a code.
+        columns: Codes in a row of the grid, whose rows a vector holds one after another; if left out, the root of the
+            number of positions where that is whole, else all of them.
+        layers: Layers of the transformer.
+        width: Length of its feature vectors.
+        heads: Attention heads, a divisor of the width.
+        n_epochs: How often every vector of codes is seen.
+        batch_size: Vectors in a step.
+        learning_rate: Of Adam; falls to zero along a cosine.
+        random_state: Seed or generator; None is another each time.
+        device: ``"cpu"`` or ``"cuda"``.
+
+    Attributes:
+        model_: The fitted :class:`otpdag.Model`.
+        result_: The :class:`otpdag.FitResult`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> first = rng.integers(0, 3, (400, 1))
+    >>> prior = CodePrior(3, layers=1, width=16, n_epochs=20, learning_rate=0.01)
+    >>> _ = prior.fit((first + np.arange(4)) % 3)  # 0120, 1201 or 2012
+    >>> bool((np.diff(prior.sample(50, seed=1)) % 3 == 1).mean() > 0.95)
+    True
+    """
+
+    fit_call = "fit(codes)"
+
+    n_codes: int = 512
+    _: KW_ONLY
+    columns: int | None = None
+    layers: int = 3
+    width: int = 96
+    heads: int = 4
+    n_epochs: int = 10
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    random_state: RandomState = 0
+    device: str = "cpu"
+
+    def fit(self, codes: ArrayLike, y: Any = None) -> Self:
+        """Learn the distribution of vectors of codes.
+
+        Args:
+            codes: Integer codes (n, positions).
+            y: Ignored.
+        """
+        held = checked_codes(codes, self.n_codes)
+        check_at_least(1, n_epochs=self.n_epochs, batch_size=self.batch_size)
+        self.model_ = self._model(held.shape[1])
+        drawn = Drawn(noise="marginal", batch_size=self.batch_size)
+        method = Method("likelihood", Objective(), drawn, trained_for(self, len(held), averaging=0.1))
+        seed = seed_of(self.random_state)
+        self.result_ = trained(self.model_, {CODES: held}, method, seed=seed, device=self.device)
+        return self
+
+    def sample(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Codes:
+        """Draw vectors of codes.
+
+        Args:
+            n: How many.
+            seed: Determines the draws.
+            temperature: Below one favours likely codes, above one rare ones.
+
+        Returns:
+            Integer codes (n, positions).
+        """
+        mechanism, params = self._network
+        if n < 1:
+            raise DataError(f"`n` must be at least 1; got {n}")
+        if not temperature > 0:
+            raise DataError(f"`temperature` must be above 0; got {temperature}")
+        generator = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(n, mechanism.positions, generator=generator, dtype=torch.float64)
+        with bounded_threads(min(n, ROWS_AT_ONCE) * mechanism.width):
+            drawn = [mechanism.draw(params, rows, temperature) for rows in uniform.split(ROWS_AT_ONCE)]
+        return np.asarray(torch.cat(drawn).numpy(), dtype=np.int64)
+
+    def log_prob(self, codes: ArrayLike) -> NDArray[np.float64]:
+        """Log-probability of each vector of codes, in nats."""
+        mechanism, params = self._network
+        held = torch.as_tensor(checked_codes(codes, self.n_codes, mechanism.positions))
+        with torch.no_grad(), bounded_threads(min(held.numel(), ROWS_AT_ONCE * held.shape[1]) * mechanism.n_codes):
+            parts = [mechanism.row_log_prob(params, rows) for rows in held.split(ROWS_AT_ONCE)]
+        return np.asarray(torch.cat(parts).double().numpy())
+
+    def score(self, codes: ArrayLike, y: Any = None) -> float:
+        """Mean log-probability of a single code, in nats; minus the entropy rate at best."""
+        held = checked_codes(codes, self.n_codes)
+        return float(self.log_prob(held).mean() / held.shape[1])
+
+    # -- files -----------------------------------------------------------------------------------------------------
+
+    def to_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Settings as plain data, and the network's parameters by name."""
+        mechanism, params = self._network
+        return {**self.get_params(deep=False), "positions": mechanism.positions}, dict(params)
+
+    @classmethod
+    def from_state(cls, settings: Mapping[str, Any], params: Mapping[str, Tensor]) -> Self:
+        """Invert :meth:`to_state`."""
+        known = dict(settings)
+        positions = known.pop("positions")
+        prior = cls(**known)
+        prior.model_ = prior._model(positions)
+        expected = {key: parameter.shape for key, parameter in prior.model_.structure.parameters().items()}
+        held = {f"{CODES}.{name}": value.unsqueeze(0) for name, value in params.items()}
+        if {key: tuple(value.shape[1:]) for key, value in held.items()} != expected:
+            raise DataError("these are parameters of another prior than the settings describe")
+        ordered = {key: held[key] for key in expected}
+        prior.model_.adopt(prior.model_.structure, ordered, Schema.of(prior.model_.spaces, prior.model_.graph), ())
+        return prior
+
+    def _model(self, positions: int) -> Model:
+        side = math.isqrt(positions)
+        columns = self.columns or (side if side**2 == positions else positions)
+        mechanism = CodeSequence(
+            positions, self.n_codes, columns=columns, layers=self.layers, width=self.width, heads=self.heads
+        )
+        return Model(Graph([], nodes=[CODES]), {CODES: mechanism})
+
+    @property
+    def _network(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
+        mechanism = cast(CodeSequence, self._fitted.structure.mechanisms[CODES])
+        return mechanism, of_replica(self.model_.fitted.naturals[CODES], 0)
+
+
+@dataclass(eq=False, repr=False)
 class VectorQuantizedAutoencoder(AbstractAutoencoder):
     r"""Images as grids of codes, learned by optimal transport (Section 5.3 and Appendix C.3).
 
@@ -108,50 +260,28 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     kind = "vector-quantised auto-encoder"
     method_name = "vector-quantised"
     decoded_from = "quantized"
-    format_: PictureFormat
+    format_: PictureFormat = field(init=False)
 
-    def __init__(
-        self,
-        n_codes: int = 512,
-        code_dim: int = 64,
-        *,
-        rank: int | None = None,
-        width: int = 128,
-        encoder: nn.Module | None = None,
-        decoder: nn.Module | None = None,
-        eta: float = 1.0,
-        pull: float = 0.2,
-        mixture: float = 0.01,
-        eta_r: float = 1.0,
-        divergence: AbstractDivergence | None = None,
-        balance: Literal["codebook", "position"] = "codebook",
-        noise: NoiseScale = "shared",
-        warm_up: float = 0.2,
-        n_epochs: int = 100,
-        batch_size: int = 32,
-        learning_rate: float = 1e-3,
-        random_state: RandomState = 0,
-        device: str = "cpu",
-    ) -> None:
-        self.n_codes = n_codes
-        self.code_dim = code_dim
-        self.rank = rank
-        self.width = width
-        self.encoder = encoder
-        self.decoder = decoder
-        self.eta = eta
-        self.pull = pull
-        self.mixture = mixture
-        self.eta_r = eta_r
-        self.divergence = divergence
-        self.balance = balance
-        self.noise = noise
-        self.warm_up = warm_up
-        self.n_epochs = n_epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.random_state = random_state
-        self.device = device
+    n_codes: int = 512
+    code_dim: int = 64
+    _: KW_ONLY
+    rank: int | None = None
+    width: int = 128
+    encoder: nn.Module | None = None
+    decoder: nn.Module | None = None
+    eta: float = 1.0
+    pull: float = 0.2
+    mixture: float = 0.01
+    eta_r: float = 1.0
+    divergence: AbstractDivergence | None = None
+    balance: Literal["codebook", "position"] = "codebook"
+    noise: NoiseScale = "shared"
+    warm_up: float = 0.2
+    n_epochs: int = 100
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    random_state: RandomState = 0
+    device: str = "cpu"
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 
@@ -256,7 +386,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     def decode(self, codes: ArrayLike) -> Floats:
         """Images of codes (n, positions), in the layout and range of the images that were fitted."""
         _ = self._fitted
-        held = torch.from_numpy(self._checked_codes(codes))
+        held = torch.from_numpy(checked_codes(codes, self.n_codes, self.n_positions_))
         return self.format_.pictures(self._decoded(self._codewords(held)))
 
     def inverse_transform(self, codes: ArrayLike) -> Floats:
@@ -321,14 +451,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     def _quantized(self) -> Quantized:
         return cast(Quantized, self.model_.fitted.structure.mechanisms["quantized"])
 
-    def _checked_codes(self, codes: ArrayLike) -> Codes:
-        held = np.asarray(codes)
-        if held.ndim != 2 or held.shape[1] != self.n_positions_ or not np.issubdtype(held.dtype, np.integer):
-            raise DataError(f"codes must be integers (n, {self.n_positions_}); got shape {held.shape} of {held.dtype}")
-        if held.size and (held.min() < 0 or held.max() >= self.n_codes):
-            raise DataError(f"codes must be from 0 to {self.n_codes - 1}; got {held.min()} to {held.max()}")
-        return held.astype(np.int64)
-
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
@@ -380,6 +502,18 @@ def bits(size: int) -> int:
     (9, 4)
     """
     return size.bit_length() - 1
+
+
+def checked_codes(codes: ArrayLike, size: int, positions: int | None = None) -> Codes:
+    """Vectors of codes (n, positions) with so many values; anything else is refused."""
+    held = np.asarray(codes)
+    if held.ndim != 2 or not held.size or not np.issubdtype(held.dtype, np.integer):
+        raise DataError(f"codes must be integers (n, positions); got shape {held.shape} of {held.dtype}")
+    if positions is not None and held.shape[1] != positions:
+        raise DataError(f"codes must have {positions} positions, as in fit; got {held.shape[1]}")
+    if held.min() < 0 or held.max() >= size:
+        raise DataError(f"codes must be from 0 to {size - 1}; got {held.min()} to {held.max()}")
+    return held.astype(np.int64)
 
 
 def _perplexity(codes: Codes, size: int) -> float:
