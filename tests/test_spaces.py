@@ -107,7 +107,7 @@ def test_counts_are_listed_beyond_the_largest():
 
 @pytest.fixture
 def registered(monkeypatch):
-    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {"TanhNormal": TanhNormal})
+    monkeypatch.setattr("otpdag.mechanisms.base._REGISTRY", {"TanhNormal": TanhNormal})
 
 
 @pytest.mark.parametrize("parents", [(), (("k", Discrete(2)), ("r", Real())), (("c", PartialCorrelation(2)),)], ids=len)

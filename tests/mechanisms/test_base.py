@@ -129,4 +129,4 @@ def test_labels_are_exchanged_along_all_axes_of_a_node_or_not_at_all():
     torch.testing.assert_close(both, probs.reshape(2, 3, 3)[:, order][:, :, order])
     assert node.relabelled({"probs": probs}, {"other"}, order) is None
     assert node.relabelled({"probs": probs, "more": probs}, {"b"}, order) is None
-    assert not protocols.defines_together(node, "log_prob", "relabelled")
+    assert not protocols.defines_together(node, "relabelled")

@@ -136,7 +136,7 @@ def test_a_scale_that_coordinates_share_is_shown_as_one_number():
     assert node.describe(params)["scale"].tolist() == [[1.0, 2.0, 3.0]]
     plain = m.Normal(2).setup(TABLE).describe({"loc": torch.zeros(1, 3, 2), "scale": torch.ones(1, 3, 2)})
     assert plain["scale"].shape == (1, 3, 2)
-    assert node.scale_at(params, {"a": torch.eye(3)[None]}, 3).tolist() == [[[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]]
+    assert node.at(params, {"a": torch.eye(3)[None]})[1].tolist() == [[[1.0], [2.0], [3.0]]]
 
 
 # -- one row at a time ------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import torch
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import Axis
-from otpdag.mechanisms.predictor import check_dim
 from otpdag.spaces import Discrete, Real
 from tests.mechanisms.plain import FAMILY, as_parents, pooled, table
 
@@ -79,8 +78,8 @@ def test_axes_and_looks_follow_the_parents():
     node, own = m.Normal(2).setup(FAMILY), Axis(coordinates=(("x", 2),))
     assert node.own_axis == own
     rows = Axis(categories=(("a", 3),))
-    assert node.table_axes(3) == (rows, own)
-    assert node.table_axes(1) == (Axis(), own)
+    assert node.axes()["scale"] == (rows, own)
+    assert m.Normal(2, shared_scale=True).setup(FAMILY).axes()["scale"] == (Axis(), own)
     assert node.axes()["loc"] == (rows, own)
     assert node.axes()["weight"] == (Axis(coordinates=(("r", 1),)), own)
     assert m.Categorical(4).setup(BOTH).own_axis == Axis(categories=(("x", 4),))
@@ -117,6 +116,6 @@ def test_nodes_and_parents_are_turned_together_or_not_at_all():
 
 
 def test_a_node_has_a_coordinate_at_least():
-    assert check_dim(1) == 1
+    assert m.Normal(1).dim == 1
     with pytest.raises(ModelError, match="dim must be at least 1; got 0"):
-        check_dim(0)
+        m.Normal(0)

@@ -1,11 +1,13 @@
 """Regressions that start mechanisms, beside plain solutions of the same equations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import optimize
 
-from otpdag.mechanisms import regression as r
+from otpdag.mechanisms import generalised_linear as r
 
 GENERATOR = np.random.default_rng(1)
 
@@ -24,18 +26,18 @@ def problem(rows=400, dim=2):
 def test_least_squares_are_those_of_the_whole_design():
     config, values, weight, offset, eta = problem()
     target = eta + torch.as_tensor(GENERATOR.normal(size=eta.shape))
-    table, slopes = r.least_squares(config, values, target, weight, offset)
+    table, slopes = r.least_squares(config, values, target, weight[:, None], offset)
     root = weight.sqrt().unsqueeze(-1)
     design = torch.cat([config, values], 1)
     plain = np.linalg.lstsq((root * design).numpy(), (root * (target - offset)).numpy(), rcond=None)[0]
     np.testing.assert_allclose(torch.cat([table, slopes]), plain, atol=2e-4)  # but for the ridges
     assert r._Equations.table_ridge == 1e-4
-    only_table, none = r.least_squares(config, None, target, weight, offset)
+    only_table, none = r.least_squares(config, config[:, :0], target, weight[:, None], offset)
     assert none.shape == (0, 2)
     counts = (config * weight.unsqueeze(-1)).sum(0)
     means = (config * weight.unsqueeze(-1)).T @ (target - offset) / counts.unsqueeze(-1)
     np.testing.assert_allclose(only_table, means, atol=2e-4)
-    no_table, only_slopes = r.least_squares(None, values, target, weight, offset)
+    no_table, only_slopes = r.least_squares(config[:, :0], values, target, weight[:, None], offset)
     assert no_table.shape == (0, 2)
     plain = np.linalg.lstsq((root * values).numpy(), (root * (target - offset)).numpy(), rcond=None)[0]
     np.testing.assert_allclose(only_slopes, plain, atol=1e-5)
@@ -61,14 +63,14 @@ def test_ridges_are_those_of_the_definition():
 @pytest.mark.parametrize(
     ("fit", "draw", "score"),
     [
-        (r.log_count, lambda eta: GENERATOR.poisson(np.exp(eta)), lambda y, eta: y - np.exp(eta)),
+        (r.LOG_COUNT.fit, lambda eta: GENERATOR.poisson(np.exp(eta)), lambda y, eta: y - np.exp(eta)),
         (
-            r.log_positive,
+            r.LOG_POSITIVE.fit,
             lambda eta: GENERATOR.gamma(4.0, np.exp(eta) / 4.0),
             lambda y, eta: y / np.exp(eta) - 1,
         ),
         (
-            r.logit,
+            r.LOGIT.fit,
             lambda eta: GENERATOR.uniform(size=eta.shape) < 1 / (1 + np.exp(-eta)),
             lambda y, eta: y - 1 / (1 + np.exp(-eta)),
         ),
@@ -78,7 +80,7 @@ def test_ridges_are_those_of_the_definition():
 def test_generalised_linear_models_solve_their_score_equations(fit, draw, score):
     config, values, weight, offset, eta = problem()
     target = torch.as_tensor(np.asarray(draw(eta.numpy()), dtype=float))
-    table, slopes = fit(config, values, target, weight, offset)
+    table, slopes = fit(config, values, target, weight[:, None], offset)
     found = torch.cat([table, slopes]).numpy()
     design, w = torch.cat([config, values], 1).numpy(), weight.numpy()
 
@@ -89,7 +91,7 @@ def test_generalised_linear_models_solve_their_score_equations(fit, draw, score)
         plain = optimize.root(equations, found[:, d], args=(d,), tol=1e-12)
         assert plain.success
         np.testing.assert_allclose(found[:, d], plain.x, atol=1e-3)  # but for the ridges
-    apart, _ = fit(config, values, target[:, :1], weight, offset[:, :1])  # columns do not see one another
+    apart, _ = fit(config, values, target[:, :1], weight[:, None], offset[:, :1])  # columns do not see one another
     torch.testing.assert_close(apart, table[:, :1], rtol=1e-6, atol=1e-8)
     by_column = fit(config, values, target, weight.unsqueeze(-1) * torch.tensor([[1.0, 1.0]]).double(), offset)
     torch.testing.assert_close(by_column[0], table)
@@ -98,8 +100,8 @@ def test_generalised_linear_models_solve_their_score_equations(fit, draw, score)
 def test_predictions_are_bounded_where_a_class_is_never_seen():
     config, values, weight, offset, eta = problem()
     target = torch.where(config[:, :1] > 0, 0.0, torch.ones_like(eta))
-    for fit in (r.logit, r.log_count):
-        table, slopes = fit(config, values, target, weight, offset)
+    for fit in (r.LOGIT.fit, r.LOG_COUNT.fit):
+        table, slopes = fit(config, values, target, weight[:, None], offset)
         assert torch.isfinite(table).all()
         assert torch.isfinite(slopes).all()
         assert (table[0] < table[1:].amin(0) - 3).all()
@@ -110,7 +112,7 @@ def test_a_multinomial_logit_solves_its_score_equations():
     eta = 0.5 * torch.as_tensor(GENERATOR.normal(size=(len(values), 3)))
     counts = torch.as_tensor(GENERATOR.multinomial(6, torch.softmax(eta, -1).numpy())).double()
     offset = torch.zeros(len(values), 3).double()
-    table, slopes = r.softmax(config, values, counts, weight, offset, steps=400)
+    table, slopes = r.softmax(config, values, counts, weight[:, None], offset, steps=400)
     probs = torch.softmax(config @ table + values @ slopes, -1)
     gap = weight.unsqueeze(-1) * (counts - counts.sum(-1, keepdim=True) * probs)
     design = torch.cat([config, values], 1)
@@ -118,13 +120,13 @@ def test_a_multinomial_logit_solves_its_score_equations():
     for part in (table, slopes):
         np.testing.assert_allclose(part.mean(-1), 0.0, atol=1e-12)
     # a row's counts count as often as they are many, and a step is twice the gap of shares over the bound
-    once = r.softmax(config, values, counts, weight, offset, steps=1)
+    once = r.softmax(config, values, counts, weight[:, None], offset, steps=1)
     size = counts.sum(-1, keepdim=True)
     step = r._Equations(config, values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - 1 / 3))
     for found, plain in zip(once, step, strict=True):
         torch.testing.assert_close(found, plain - plain.mean(-1, keepdim=True))
     known = torch.as_tensor(GENERATOR.normal(size=(len(values), 3)))
-    moved = r.softmax(None, values, counts, weight, known, steps=1)
+    moved = r.softmax(config[:, :0], values, counts, weight[:, None], known, steps=1)
     shares = torch.softmax(known, -1)
     step = r._Equations(config[:, :0], values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - shares))
     torch.testing.assert_close(moved[1], step[1] - step[1].mean(-1, keepdim=True))
@@ -139,18 +141,20 @@ def test_rows_alike_are_fitted_as_one(softness):
     target = torch.poisson(torch.tensor([[1.0, 9.0], [4.0, 2.0], [20.0, 0.2]], dtype=torch.float64)[label], generator)
     weight, offset = torch.rand(500, generator=generator, dtype=torch.float64), torch.zeros(1, 2, dtype=torch.float64)
     shaken = config + 1e-13 * torch.rand(500, 4, generator=generator, dtype=torch.float64)
-    for fit in (r.log_count, r.log_positive):
-        merged, single = (fit(one, None, target, weight, offset)[0] for one in (config, shaken))
+    for fit in (r.LOG_COUNT.fit, r.LOG_POSITIVE.fit):
+        merged, single = (fit(one, one[:, :0], target, weight[:, None], offset)[0] for one in (config, shaken))
         np.testing.assert_allclose(merged, single, rtol=1e-8, atol=1e-9)
     if not softness:
         mean = torch.stack([(weight[:, None] * target)[label == k].sum(0) / weight[label == k].sum() for k in range(3)])
-        np.testing.assert_allclose(r.log_count(config, None, target, weight, offset)[0][:3].exp(), mean, rtol=1e-2)
+        np.testing.assert_allclose(
+            r.LOG_COUNT.fit(config, config[:, :0], target, weight[:, None], offset)[0][:3].exp(), mean, rtol=1e-2
+        )
 
 
 LINKS = {
-    "counts": (lambda: r._Log(variance_power=1), np.exp, lambda mean: mean, lambda mean: mean),
-    "positive": (lambda: r._Log(variance_power=2), np.exp, lambda mean: mean, np.ones_like),
-    "binary": (r._Logit, lambda eta: 1 / (1 + np.exp(-eta)), *[lambda mean: mean * (1 - mean)] * 2),
+    "counts": (r.LOG_COUNT, np.exp, lambda mean: mean, lambda mean: mean),
+    "positive": (r.LOG_POSITIVE, np.exp, lambda mean: mean, np.ones_like),
+    "binary": (r.LOGIT, lambda eta: 1 / (1 + np.exp(-eta)), *[lambda mean: mean * (1 - mean)] * 2),
 }
 
 
@@ -158,7 +162,7 @@ LINKS = {
 @pytest.mark.parametrize("steps", [1, 2, 4, 12])
 @pytest.mark.parametrize("name", LINKS)
 def test_every_step_is_a_weighted_regression_of_the_working_response(name, steps, given):
-    make, inverse, slope, precision = LINKS[name]
+    link, inverse, slope, precision = LINKS[name]
     rng = np.random.default_rng(steps)
     config, values, weight, offset, eta = (one.numpy() for one in problem(rows=60))
     target = {"counts": rng.poisson(np.exp(eta)), "positive": rng.gamma(4.0, np.exp(eta) / 4)}.get(
@@ -187,11 +191,8 @@ def test_every_step_is_a_weighted_regression_of_the_working_response(name, steps
         table, slopes = solved(eta + (target - mean) / slope(mean) - offset, weight[:, None] * precision(mean))
         if all(np.abs(new - old).max(initial=0.0) <= 1e-8 for new, old in zip((table, slopes), before, strict=True)):
             break
-    link = make()
-    link.steps = steps
-    parts = (None if given == "slopes" else config, None if given in ("table", "merged") else values)
-    tensors = [one if one is None else torch.as_tensor(one) for one in (*parts, target, weight, offset)]
-    found = r._fit_link(*tensors, link=link)
+    tensors = [torch.as_tensor(one) for one in (config, values, target, weight[:, None], offset)]
+    found = replace(link, steps=steps).fit(*tensors)
     np.testing.assert_allclose(found[0], table, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(found[1], slopes, rtol=1e-6, atol=1e-8)
 

@@ -116,7 +116,7 @@ def unknown_axes(self):
     ids=lambda value: next(iter(value.values())).__name__ if isinstance(value, dict) else None,
 )
 def test_broken_promises_are_found(methods, message, monkeypatch):
-    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
+    monkeypatch.setattr("otpdag.mechanisms.base._REGISTRY", {})
     with pytest.raises(AssertionError, match=message):
         check_mechanism(broken(**methods), FAMILY)
 
@@ -146,7 +146,7 @@ def swapped(self):
     ids=["slopes", "log_probs", "axes"],
 )
 def test_broken_promises_to_children_and_parents_are_found(base, methods, parent, message, monkeypatch):
-    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
+    monkeypatch.setattr("otpdag.mechanisms.base._REGISTRY", {})
     kind = m.register(type("Broken", (base,), methods))
     with pytest.raises(AssertionError, match=message):
         check_mechanism(kind(), m.Family("x", (("a", parent),)))
@@ -154,7 +154,7 @@ def test_broken_promises_to_children_and_parents_are_found(base, methods, parent
 
 @pytest.mark.parametrize("kind", [Chances, LabelledChances, Skewed])
 def test_mechanisms_that_follow_or_say_nothing_pass(kind, monkeypatch):
-    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {kind.__name__: kind})
+    monkeypatch.setattr("otpdag.mechanisms.base._REGISTRY", {kind.__name__: kind})
     if kind is Skewed:
         monkeypatch.setattr(kind, "start", lambda self, value, parents, weight: {})
     check_mechanism(kind(), m.Family("x"))
@@ -181,7 +181,7 @@ class Uniform(m.Mechanism):
 
 
 def test_the_least_mechanism_passes(monkeypatch):
-    monkeypatch.setattr("otpdag.mechanisms.spec._REGISTRY", {})
+    monkeypatch.setattr("otpdag.mechanisms.base._REGISTRY", {})
     with pytest.raises(ModelError, match="unknown mechanism 'Uniform'"):
         check_mechanism(Uniform(), m.Family("x"))
     m.register(Uniform)

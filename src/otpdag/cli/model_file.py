@@ -46,8 +46,8 @@ from otpdag.data.columns import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed, printable
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.base import registered
 from otpdag.mechanisms.parameters import Fixed, Start, Tied
-from otpdag.mechanisms.spec import registered
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 

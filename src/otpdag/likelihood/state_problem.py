@@ -143,7 +143,7 @@ class StateReader:
                 return None
             if not isinstance(mechanism, ExponentialFamily):
                 return None
-            if not defines_together(mechanism, "log_prob", "features", "coefficients", "fitted"):
+            if not defines_together(mechanism, "features", "coefficients", "fitted"):
                 return None
             many = math.prod(space.width for _, space in parents)
             rows = _configuration(parents, states.now)

@@ -7,18 +7,18 @@ of a dictionary of natural parameters ``(R, ...)``, the parents' values ``(R, ..
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
-from otpdag.mechanisms.parameters import Axis, Fixed, Parameter
-from otpdag.mechanisms.spec import described
+from otpdag.mechanisms.parameters import FUNCTION, Axis, Fixed, Parameter, as_setting, decode, encode
 from otpdag.numerics import side_by_side
 from otpdag.spaces import Space
 
@@ -71,6 +71,8 @@ class Mechanism(ABC):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember what the mechanism is built from, for a file."""
+        if cls.__init__ is object.__init__ and (args or kwargs):
+            raise TypeError(f"{cls.__name__} takes no arguments")
         made = super().__new__(cls)
         made._built_from = args, kwargs
         return made
@@ -149,7 +151,12 @@ class Mechanism(ABC):
 
         :func:`otpdag.mechanisms.from_spec` reads it again. Functions and modules are not saved.
         """
-        return described(self)
+        kind, arguments = type(self), {}
+        parameters = inspect.signature(kind).parameters
+        for name, value in arguments_of(self).items():
+            is_setting = name in parameters and "Setting" in str(parameters[name].annotation)
+            arguments[name] = encode(as_setting(value) if is_setting else value, kind, name)
+        return {"type": kind.__name__, "arguments": arguments}
 
     def natural(self, raw: Params) -> dict[str, Tensor]:
         """Natural parameters from raw ones; fixed parameters are filled in."""
@@ -472,11 +479,120 @@ def buffers_of(mechanism: Mechanism) -> dict[str, Tensor]:
 
 
 def defines_together(mechanism: Mechanism, *methods: str) -> bool:
-    """Whether one class defines all of these methods: one that overrides a density alone no longer fits the rest.
+    """Whether no class overrides the density alone, which these methods would no longer fit.
 
     >>> from otpdag.mechanisms import Bernoulli
-    >>> defines_together(Bernoulli(), "log_prob", "features")
+    >>> defines_together(Bernoulli(), "features")
     True
     """
-    owners = [next((one for one in type(mechanism).__mro__ if name in vars(one)), None) for name in methods]
-    return owners[0] is not None and all(one is owners[0] for one in owners)
+    hooks = {"abduct": "noise_of"}
+    density = _lowest(mechanism, "log_prob", "log_density", "log_probs")
+    return all(_lowest(mechanism, one, hooks.get(one, one)) <= density for one in methods)
+
+
+def _lowest(mechanism: Mechanism, *names: str) -> int:
+    """How far up its classes the first is that defines one of these names."""
+    classes = type(mechanism).__mro__
+    return next((at for at, one in enumerate(classes) if vars(one).keys() & set(names)), len(classes))
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+#
+# A mechanism is written as plain data; reading it runs no code that is not already imported.
+
+_REGISTRY: dict[str, type[Mechanism]] = {}
+
+M = TypeVar("M", bound="type[Mechanism]")
+
+
+def register(mechanism: M) -> M:
+    """Make a mechanism class known to :func:`from_spec`; usable as a decorator.
+
+    The library's own classes are registered. Register yours before loading a model that was saved with it.
+    """
+    known = _REGISTRY.setdefault(mechanism.__name__, mechanism)
+    if known is not mechanism:
+        raise ModelError(f"a mechanism named {mechanism.__name__!r} is registered already: {known.__module__}")
+    return mechanism
+
+
+def registered() -> dict[str, type[Mechanism]]:
+    """The mechanism classes that a file may name, by name."""
+    return dict(sorted(_REGISTRY.items()))
+
+
+def holds_code(spec: Mapping[str, Any]) -> bool:
+    """Whether some argument of a mechanism is a function or module, which is never saved."""
+    return any(value == FUNCTION for value in spec["arguments"].values())
+
+
+def from_spec(
+    spec: Mapping[str, Any], *, node: str = "", functions: Mapping[str, Callable[..., Any]] | None = None
+) -> Mechanism:
+    """Build the mechanism that :meth:`Mechanism.spec` described.
+
+    Args:
+        spec: What ``mechanism.spec()`` returned, perhaps after a way through JSON.
+        node: The node it belongs to, for messages and to find its function.
+        functions: Functions and modules by node, for mechanisms that hold code (which is never saved).
+
+    Raises:
+        ModelError: If the class is not registered, an argument is unknown, or a function is missing.
+    """
+    name = spec["type"]
+    if name not in _REGISTRY:
+        raise ModelError(
+            f"{_at(node)}unknown mechanism {name!r}; known are {', '.join(sorted(_REGISTRY))}. "
+            f"Register your own class with m.register({name}) before loading"
+        )
+    arguments: dict[str, Any] = {}
+    for argument, value in spec["arguments"].items():
+        if value == FUNCTION:
+            if functions is None or node not in functions:
+                raise ModelError(
+                    f"{_at(node)}the {argument!r} of {name} is code and was not saved; "
+                    f"pass it again with functions={{{node!r}: ...}}"
+                )
+            arguments[argument] = functions[node]
+        else:
+            _check_plain(_REGISTRY[name], argument, value, node)
+            arguments[argument] = decode(value)
+    try:
+        return _REGISTRY[name](**arguments)
+    except TypeError as error:
+        raise ModelError(f"{_at(node)}{name} does not accept the saved arguments: {error}") from None
+
+
+def _check_plain(kind: type[Mechanism], argument: str, value: Any, node: str) -> None:
+    """Refuse an argument of another kind than the class declares; what it declares otherwise it checks itself."""
+    parameter = inspect.signature(kind.__init__).parameters.get(argument)
+    declared = "" if parameter is None else str(getattr(parameter.annotation, "__name__", parameter.annotation))
+    good = {
+        "int": type(value) is int,
+        "bool": isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool),
+        "float | None": value is None or (isinstance(value, int | float) and not isinstance(value, bool)),
+        "str": isinstance(value, str),
+        "Sequence[int]": isinstance(value, list) and all(type(item) is int and item >= 1 for item in value),
+    }
+    if not good.get(declared, True):
+        raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
+
+
+def arguments_of(mechanism: Mechanism) -> dict[str, Any]:
+    """What a mechanism was built from, by name, with the defaults of what was left out."""
+    args, kwargs = mechanism._built_from
+    bound = inspect.signature(type(mechanism)).bind(*args, **kwargs)
+    bound.apply_defaults()
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL and value:
+            raise ModelError(f"{type(mechanism).__name__} cannot be saved: it takes *{name}; name its arguments")
+        if kind is not inspect.Parameter.VAR_POSITIONAL:
+            named |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return named
+
+
+def _at(node: str) -> str:
+    return f"node {node!r}: " if node else ""

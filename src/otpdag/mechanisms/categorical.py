@@ -1,20 +1,21 @@
-"""Categorical and Bernoulli nodes."""
+"""Nodes that are categories: with a table or a logit, of two values, or one that stays or moves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count, configurations
-from otpdag.mechanisms.parameters import SIMPLEX, Axis, Fixed, Parameter, Setting, as_setting
-from otpdag.mechanisms.predictor import Predicted, Predictor
-from otpdag.mechanisms.regression import softmax
-from otpdag.numerics import apply_linear
+from otpdag.mechanisms.generalised_linear import softmax
+from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, SettingLike
+from otpdag.mechanisms.predictor import Predicted
+from otpdag.numerics import apply_linear, expand_to
 from otpdag.spaces import Discrete, Space
 
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
@@ -69,6 +70,7 @@ class Category(Mechanism):
         return self.probabilities(params, parents)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Categorical(Category, Predicted):
     r"""A category: a probability table over discrete parents, a multinomial logit when a parent is numeric.
 
@@ -86,20 +88,19 @@ class Categorical(Category, Predicted):
     Discrete(size=3)
     """
 
-    def __init__(
-        self,
-        size: int = 2,
-        *,
-        probs: ArrayLike | Setting = None,
-        logits: ArrayLike | Setting = None,
-        weight: ArrayLike | Setting = None,
-        network: Sequence[int] = (),
-    ) -> None:
-        if size < 1:
-            raise ModelError(f"size must be at least 1; got {size}")
-        self.size = size
-        self.probs, self.logits, self.weight = as_setting(probs), as_setting(logits), as_setting(weight)
-        self.network = tuple(network)
+    size: int = field(default=2, kw_only=False)
+    probs: SettingLike = None
+    logits: SettingLike = None
+
+    dim: int = field(default=1, init=False)
+    predicts: ClassVar[str] = "logits"
+
+    def __post_init__(self) -> None:
+        """Refuse no categories."""
+        if self.size < 1:
+            raise ModelError(f"size must be at least 1; got {self.size}")
+        self.dim = self.size
+        super().__post_init__()
 
     def on_setup(self) -> None:
         """Choose between a table and a logit."""
@@ -108,7 +109,7 @@ class Categorical(Category, Predicted):
         if getattr(self, rejected) is not None:
             kind = "a table over discrete parents" if self.is_table else "numeric parents or a network"
             raise ModelError(f"node {self.family.node!r}: {rejected!r} cannot be given with {kind}")
-        self.predictor = Predictor(self.family, self.size, "logits", self.logits, self.weight, self.network)
+        super().on_setup()
 
     def parameters(self) -> dict[str, Parameter]:
         """A probability table, or the logit's intercepts and slopes."""
@@ -118,7 +119,7 @@ class Categorical(Category, Predicted):
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Probabilities by configuration and category, or those of the logit."""
-        return {"probs": self.table_axes(self.predictor.rows)} if self.is_table else super().axes()
+        return {"probs": (self.predictor.row_axis, self.own_axis)} if self.is_table else super().axes()
 
     def slopes(self, params: Params, parent: str) -> Tensor | None:
         """From the first to the last category: of a logit, only differences between categories have a meaning."""
@@ -157,7 +158,7 @@ class Categorical(Category, Predicted):
         A configuration of the parents that hardly occurs keeps its probabilities; where updates come to rest they are
         the frequencies themselves, whatever the brake.
         """
-        if isinstance(self.probs, Fixed):
+        if not self.declared()["probs"].learned:
             return dict(params)
         counts = sums + prior * params["probs"]
         return {"probs": counts / counts.sum(-1, keepdim=True)}
@@ -187,6 +188,7 @@ class Categorical(Category, Predicted):
         return {"probs": self.predictor.by_configuration(params["probs"])}
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Bernoulli(Categorical):
     """A node that is 0 or 1: a categorical with two categories.
 
@@ -194,12 +196,90 @@ class Bernoulli(Categorical):
     Discrete(size=2)
     """
 
-    def __init__(
-        self,
-        *,
-        probs: ArrayLike | Setting = None,
-        logits: ArrayLike | Setting = None,
-        weight: ArrayLike | Setting = None,
-        network: Sequence[int] = (),
-    ) -> None:
-        super().__init__(2, probs=probs, logits=logits, weight=weight, network=network)
+    size: int = field(default=2, init=False)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class StayOrMove(Category):
+    r"""A category that keeps its parent's value with one probability and else takes any other, all alike.
+
+    .. math:: P(z = k \mid j) = \mathrm{stay} \text{ if } k = j, \text{ else } (1 - \mathrm{stay}) / (K - 1)
+
+    The transition of the paper's Poisson hidden Markov model (Section 5.2), with the lagged node itself as its one
+    parent.
+
+    Args:
+        size: Number of categories K.
+        stay: Probability of no change; a number fixes it, ``otp.start(v)`` starts it.
+
+    >>> StayOrMove(4).space
+    Discrete(size=4)
+    """
+
+    size: int = field(default=2, kw_only=False)
+    stay: SettingLike = None
+
+    def __post_init__(self) -> None:
+        """Refuse a category that cannot move."""
+        if self.size < 2:
+            raise ModelError(f"size must be at least 2; got {self.size}")
+
+    def on_setup(self) -> None:
+        """Ask for exactly one parent with the same categories."""
+        if [space.width for _, space in self.family.discrete] != [self.size] or self.family.continuous:
+            raise ModelError(
+                f"node {self.family.node!r}: StayOrMove needs exactly one parent, a category of size {self.size} such "
+                f"as the node itself one step ago; got {[name for name, _ in self.family.parents]}"
+            )
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The probability of no change."""
+        return {"stay": Parameter((1,), UNIT, self.stay)}
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """The weighted share of rows without a change, kept away from zero and one, which could not be left."""
+        kept = (weight * (value * self._parent(parents)).sum(-1)).sum()
+        return {"stay": ((kept + 0.5) / (weight.sum() + 1.0)).clamp(0.01, 0.99).reshape(1)}
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Unless the probability is given."""
+        return self.stay is None
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor:
+        """The category."""
+        return value * mask
+
+    def coefficients(self, params: Params) -> Tensor:
+        """Logarithms of the probabilities from every state to every other."""
+        every = torch.eye(self.size).to(params["stay"]).unsqueeze(0)
+        return self.log_probs(params, {self.family.discrete[0][0]: every})
+
+    def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
+        """The weighted share of rows without a change."""
+        if not self.declared()["stay"].learned:
+            return dict(params)
+        kept, total = sums.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True), sums.sum((-2, -1)).unsqueeze(-1)
+        return {"stay": torch.where(total > 0, kept / total.clamp(min=1e-300), params["stay"])}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """One number, which no label has a share in."""
+        return {"stay": (Axis(),)}
+
+    def relabelled(self, params: Params, nodes: Collection[str], order: Sequence[int]) -> dict[str, Tensor] | None:
+        """Nothing changes as long as node and parent have the same labels."""
+        both = {self.family.node, *(name for name, _ in self.family.parents)}
+        return dict(params) if set(nodes) == both else None
+
+    def _parent(self, parents: Parents) -> Tensor:
+        return parents[self.family.discrete[0][0]]
+
+    def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Those of all categories: (R, ..., size); the one parent has all the axes that there are."""
+        parent = self._parent(parents)
+        stay = expand_to(params["stay"], parent.ndim)
+        return torch.log((parent * stay + (1 - parent) * (1 - stay) / (self.size - 1)).clamp(min=SMALLEST_PROBABILITY))
+
+    def describe(self, params: Params) -> dict[str, Tensor]:
+        """One number."""
+        return {"stay": params["stay"][:, 0]}

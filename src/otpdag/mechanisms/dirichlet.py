@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
-from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, SettingLike
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
@@ -19,6 +20,7 @@ from otpdag.spaces import Simplex, Space
 LOG_2PI = math.log(2 * math.pi)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Dirichlet(Predicted):
     r"""A probability vector, with a row of concentrations for each configuration of discrete parents.
 
@@ -44,17 +46,15 @@ class Dirichlet(Predicted):
     Simplex(dim=3)
     """
 
+    dim: int = field(kw_only=False)
+    concentration: SettingLike = None
+    laplace: bool = False
+
+    weight: SettingLike = field(default=None, init=False)
+    network: Sequence[int] = field(default=(), init=False)
     predicts: ClassVar[str] = "concentration"
     totals: ClassVar[tuple[float, float]] = (1e-2, 1e5)
     """Sums of concentrations where learning may start."""
-
-    def __init__(self, dim: int, *, concentration: ArrayLike | Setting = None, laplace: bool = False) -> None:
-        if dim < 1:
-            raise ModelError(f"dim must be at least 1; got {dim}")
-        self.dim = dim
-        self.concentration = as_setting(concentration)
-        self.laplace = laplace
-        self.weight, self.network = None, ()
 
     def on_setup(self) -> None:
         """Refuse numeric parents."""
@@ -80,7 +80,7 @@ class Dirichlet(Predicted):
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Concentrations by configuration."""
-        return {"concentration": self.table_axes(self.predictor.rows)}
+        return {"concentration": (self.predictor.row_axis, self.own_axis)}
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Match the means and the total variance in each configuration."""

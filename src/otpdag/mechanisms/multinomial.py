@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count, configurations
 from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
-from otpdag.mechanisms.counts import between
-from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.generalised_linear import between, softmax
+from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, SettingLike
 from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
-from otpdag.mechanisms.regression import softmax
 from otpdag.numerics import apply_linear
 from otpdag.spaces import Count, Simplex, Space
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Multinomial(Predicted):
     r"""Counts of categories in a number of draws, such as the words of a document.
 
@@ -54,26 +54,23 @@ class Multinomial(Predicted):
     Noise(dim=4, kind='uniform')
     """
 
-    def __init__(
-        self,
-        categories: int,
-        total: int | str | None = None,
-        *,
-        probs: ArrayLike | Setting = None,
-        topics: ArrayLike | Setting = None,
-        logits: ArrayLike | Setting = None,
-        weight: ArrayLike | Setting = None,
-        network: Sequence[int] = (),
-    ) -> None:
-        if categories < 2:
-            raise ModelError(f"categories must be at least 2; got {categories}")
-        if isinstance(total, int) and total < 0:
-            raise ModelError(f"total must not be negative; got {total}")
-        self.dim = categories
-        self.total = total
-        self.probs, self.topics = as_setting(probs), as_setting(topics)
-        self.logits, self.weight = as_setting(logits), as_setting(weight)
-        self.network = tuple(network)
+    categories: int = field(kw_only=False)
+    total: int | str | None = field(default=None, kw_only=False)
+    probs: SettingLike = None
+    topics: SettingLike = None
+    logits: SettingLike = None
+
+    dim: int = field(default=1, init=False)
+    predicts: ClassVar[str] = "logits"
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.categories < 2:
+            raise ModelError(f"categories must be at least 2; got {self.categories}")
+        if isinstance(self.total, int) and self.total < 0:
+            raise ModelError(f"total must not be negative; got {self.total}")
+        self.dim = self.categories
+        super().__post_init__()
 
     def on_setup(self) -> None:
         """Choose between a table, topics and a logit."""
@@ -125,7 +122,7 @@ class Multinomial(Predicted):
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Probabilities by configuration or by coordinate of the parent on the simplex, or those of the logit."""
         if self.form == "probs":
-            return {"probs": self.table_axes(self.predictor.rows)}
+            return {"probs": (self.predictor.row_axis, self.own_axis)}
         if self.form == "topics":
             return {"topics": (Axis.of_coordinates(self.predictor.family.continuous), self.own_axis)}
         return super().axes()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.generalised_linear import least_squares
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
-from otpdag.mechanisms.parameters import Axis, Parameter, Setting, Support, as_setting
-from otpdag.mechanisms.predictor import Predicted, centre_and_spread, check_dim
+from otpdag.mechanisms.parameters import Parameter, SettingLike, Support
+from otpdag.mechanisms.predictor import Predicted, centre_and_spread
 from otpdag.spaces import Real, Space
 
 
@@ -49,6 +51,7 @@ class _Covariance(Support):
         return bool((torch.linalg.eigvalsh(value) > 0).all())
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MultivariateNormal(Predicted):
     r"""A normal vector with a full covariance matrix for each discrete configuration of its parents.
 
@@ -72,34 +75,27 @@ class MultivariateNormal(Predicted):
     Real(dim=3)
     """
 
+    dim: int = field(default=2, kw_only=False)
+    loc: SettingLike = None
+    covariance: SettingLike = None
+    shared_covariance: bool = False
+    floor: float | None = None
+
+    network: Sequence[int] = field(default=(), init=False)
     predicts: ClassVar[str] = "loc"
+    beside: ClassVar[tuple[str, ...]] = ("covariance",)
     has_free_level: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        dim: int = 2,
-        *,
-        loc: ArrayLike | Setting = None,
-        weight: ArrayLike | Setting = None,
-        covariance: ArrayLike | Setting = None,
-        shared_covariance: bool = False,
-        floor: float | None = None,
-    ) -> None:
-        if floor is not None and not floor >= 0:
-            raise ModelError(f"floor must not be negative; got {floor}")
-        self.dim, self.network = check_dim(dim), ()
-        self.loc, self.weight, self.covariance = as_setting(loc), as_setting(weight), as_setting(covariance)
-        self.shared_covariance = shared_covariance
-        self.floor = floor
+    def __post_init__(self) -> None:
+        """Check the floor."""
+        super().__post_init__()
+        if self.floor is not None and not self.floor >= 0:
+            raise ModelError(f"floor must not be negative; got {self.floor}")
 
-    def on_setup(self) -> None:
-        """Build the predictor; what is not identified in a hidden node is fixed unless it is given."""
-        super().on_setup()
-        self.covariance_setting = self.covariance
-        if self.family.hidden and self.covariance is None:
-            self.covariance_setting = as_setting(torch.eye(self.dim).numpy())
-        self.share = self.floor if self.floor is not None else 1e-6 * self.family.hidden_parents
-        self.support = _Covariance(self.share)
+    @property
+    def share(self) -> float:
+        """Of a column's variance: what no direction falls below."""
+        return self.floor if self.floor is not None else 1e-6 * self.family.hidden_parents
 
     @property
     def space(self) -> Space:
@@ -130,13 +126,10 @@ class MultivariateNormal(Predicted):
         """Location table, slopes, covariances."""
         unit = None if self.unit is None else torch.outer(self.unit, self.unit)
         shape = (self.covariance_rows, self.dim, self.dim)
-        covariance = Parameter(shape, self.support, self.covariance_setting, unit=unit)
+        # what is not identified in a hidden node is fixed unless it is given
+        given = np.eye(self.dim) if self.covariance is None and self.family.hidden else self.covariance
+        covariance = Parameter(shape, _Covariance(self.share), given, unit=unit)
         return {**self.predictor.parameters(), "covariance": covariance}
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """A covariance for each configuration, or one for all."""
-        rows, own = self.table_axes(self.covariance_rows)
-        return {**super().axes(), "covariance": (rows, own, own)}
 
     def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
         """Turn the location, and the covariances of coordinates of which one is turned."""
@@ -154,7 +147,7 @@ class MultivariateNormal(Predicted):
 
         The ``smallest`` variance is a share of the column's own.
         """
-        regression = self.predictor.start(value, parents, weight)
+        regression = self.predictor.start(value, parents, weight, least_squares)
         residual = value - self.predictor.predict_rows(regression, parents)
         products = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(1)
         # two rows' worth of the overall covariance keep a nearly empty configuration sane

@@ -1,4 +1,4 @@
-r"""Normal nodes, and what all nodes with a location and a scale share, such as how small a scale may become.
+r"""Normal, log-normal and Student-t nodes: a location, a scale, and how small a scale may become.
 
 A density has no upper bound. Where a class holds rows that are equal, as rounded values are, or one row alone, its
 scale falls to zero and the likelihood grows without end, though nothing is learned. Two floors keep it from that:
@@ -17,19 +17,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.parameters import POSITIVE, Axis, Floored, Parameter, Setting, Support, Tied, as_setting
-from otpdag.mechanisms.predictor import Predicted, centre_and_spread, check_dim
-from otpdag.spaces import Real, Space
+from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.generalised_linear import least_squares
+from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, SettingLike, Support, Tied
+from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
+from otpdag.mechanisms.quantiles import student_cdf, student_quantile
+from otpdag.spaces import Positive, Real, Space
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -39,47 +42,38 @@ def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     return -0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LocationScale(Predicted):
     """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
 
+    loc: SettingLike = None
+    scale: SettingLike = None
+    shared_scale: bool = False
+    floor: float | None = None
+
     predicts: ClassVar[str] = "loc"
+    beside: ClassVar[tuple[str, ...]] = ("scale",)
     has_free_level: ClassVar[bool] = True
     isotropic = False
     smallest_at_start: ClassVar[float] = 1e-3
     """Of a scale, as a share of the column's spread."""
-    floor: float | None = None
-    smallest: Tensor | None = None
+    smallest: Tensor | None = field(default=None, init=False)
     """The smallest scale of each coordinate, once the data are known."""
     is_symmetric: ClassVar[bool] = False
     """Whether the noise is as likely as its negative: then the node is turned round with its location."""
+    scales_when_hidden: ClassVar[bool] = False
+    """Whether a hidden node learns its scale; else it is one unless it is given: children's slopes tell the rest."""
 
-    def __init__(
-        self,
-        dim: int = 1,
-        *,
-        loc: ArrayLike | Setting = None,
-        weight: ArrayLike | Setting = None,
-        scale: ArrayLike | Setting = None,
-        network: Sequence[int] = (),
-        shared_scale: bool = False,
-        floor: float | None = None,
-    ) -> None:
-        if floor is not None and not floor >= 0:
-            raise ModelError(f"floor must not be negative; got {floor}")
-        self.floor = floor
-        self.dim = check_dim(dim)
-        self.loc, self.weight, self.scale = as_setting(loc), as_setting(weight), as_setting(scale)
-        self.network = tuple(network)
-        self.shared_scale = shared_scale
+    def __post_init__(self) -> None:
+        """Check the floor."""
+        super().__post_init__()
+        if self.floor is not None and not self.floor >= 0:
+            raise ModelError(f"floor must not be negative; got {self.floor}")
 
-    def on_setup(self) -> None:
-        """Build the predictor; what is not identified in a hidden node is fixed unless it is given."""
-        super().on_setup()
-        self.scale_setting = self.hidden_scale() if self.family.hidden and self.scale is None else self.scale
-
-    def hidden_scale(self) -> Setting:
-        """The scale of a hidden node for which none is given."""
-        return as_setting(1.0)
+    @property
+    def scale_setting(self) -> SettingLike:
+        """What is given of the scale, or known since the node is hidden."""
+        return 1.0 if self.scale is None and self.family.hidden and not self.scales_when_hidden else self.scale
 
     @property
     def space(self) -> Space:
@@ -120,11 +114,6 @@ class LocationScale(Predicted):
             return None
         return support.floor if self.unit is None else support.floor * self._over_coordinates(self.unit)
 
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """Scales by configuration, or one for all; by coordinate, or one for all."""
-        rows, own = self.table_axes(self.scale_rows)
-        return {**super().axes(), "scale": (rows, Axis() if self.isotropic else own)}
-
     def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
         """Turn the location, where values may be negative and the noise is symmetric."""
         if not self.is_symmetric or not self.space.is_unbounded:
@@ -160,7 +149,7 @@ class LocationScale(Predicted):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' spread in each configuration."""
         target = self.on_line(value)
-        regression = self.predictor.start(target, parents, weight)
+        regression = self.predictor.start(target, parents, weight, least_squares)
         residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
         floor = self._start_floor(target, weight)
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
@@ -178,16 +167,12 @@ class LocationScale(Predicted):
 
     def location_and_scale(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
         """Both at these parents, ready to meet a value or noise ``like``: (R, ..., dim)."""
-        loc = self.predictor(params, parents, like)
-        return loc, self.scale_at(params, parents, loc.ndim)
-
-    def scale_at(self, params: Params, parents: Parents, ndim: int) -> Tensor:
-        """The scale of each coordinate at these parents: (R, ..., dim)."""
-        scale = self.row_of(params["scale"], parents, ndim)
-        return scale.expand(*scale.shape[:-1], self.dim) if self.isotropic else scale
+        loc, scale, *_ = self.at(params, parents, like)
+        return loc, scale
 
 
-class Normal(LocationScale):
+@dataclass(eq=False, repr=False, kw_only=True)
+class Normal(Cellwise, LocationScale):
     r"""A normal node, linear in its numeric parents, with a mean and a scale for each discrete configuration.
 
     .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
@@ -210,24 +195,9 @@ class Normal(LocationScale):
     Real(dim=1)
     """
 
-    is_symmetric: ClassVar[bool] = True
+    isotropic: bool = False
 
-    def __init__(
-        self,
-        dim: int = 1,
-        *,
-        loc: ArrayLike | Setting = None,
-        weight: ArrayLike | Setting = None,
-        scale: ArrayLike | Setting = None,
-        network: Sequence[int] = (),
-        shared_scale: bool = False,
-        isotropic: bool = False,
-        floor: float | None = None,
-    ) -> None:
-        super().__init__(
-            dim, loc=loc, weight=weight, scale=scale, network=network, shared_scale=shared_scale, floor=floor
-        )
-        self.isotropic = isotropic
+    is_symmetric: ClassVar[bool] = True
 
     @property
     def has_closed_form(self) -> bool:
@@ -331,37 +301,169 @@ class Normal(LocationScale):
             shown["scale"] = shown["scale"][..., 0]
         return shown
 
-    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+    def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """``loc + scale * u``."""
-        loc, scale = self.location_and_scale(params, parents, noise)
         return loc + scale * noise
 
-    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+    def log_density(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """Normal log-density."""
-        return sum_cells(normal_log_density(value, *self.location_and_scale(params, parents, value)), mask)
+        return normal_log_density(value, loc, scale)
 
-    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+    def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """``(x - loc) / scale``."""
-        loc, scale = self.location_and_scale(params, parents, value)
         return (value - loc) / scale
-
-    def mean(self, params: Params, parents: Parents) -> Tensor:
-        """The location."""
-        return self.predictor(params, parents)
 
     def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
         """Gaussian kernels of a normal value: a Gaussian in the location with the variances added."""
         if any(kernel.is_discrete or kernel.root for kernel in kernels):
             return None
-        loc = self.predictor(params, parents)
-        scale = self.scale_at(params, parents, loc.ndim)
-        means = []
+        loc, scale = self.at(params, parents)
+        scale, means = scale.expand(*scale.shape[:-1], self.dim), []
         for i, kernel in enumerate(kernels):
             landmarks, bandwidths = kernel.landmarks.to(loc), kernel.bandwidths.to(loc)
             total = bandwidths**2 + (scale[..., i : i + 1] / kernel.spread) ** 2
             gap = kernel.transform(loc[..., i : i + 1]) - landmarks
             means.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
         return means
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LogNormal(Cellwise, LocationScale):
+    r"""A positive node whose logarithm is normal, with the location of a linear predictor.
+
+    .. math:: \log x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
+              \quad u \sim N(0, I)
+
+    ``exp(loc)`` is the median. Of a hidden node the location is fixed at zero unless it is given (its
+    children's slopes can take it over), while the scale shapes the distribution and is learned.
+
+    Args:
+        dim: Number of coordinates.
+        loc: Intercept of the logarithm.
+        weight: Slopes of the numeric parents.
+        scale: Standard deviation of the logarithm.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        shared_scale: One scale for all configurations of the discrete parents.
+        floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
+
+    >>> LogNormal().space
+    Positive(dim=1)
+    """
+
+    keeps_rounding: ClassVar[bool] = False
+    scales_when_hidden: ClassVar[bool] = True
+
+    @property
+    def space(self) -> Space:
+        """Positive vectors."""
+        return Positive(self.dim)
+
+    def on_line(self, value: Tensor) -> Tensor:
+        """The logarithm."""
+        return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
+
+    def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """``exp(loc + scale * u)``."""
+        return torch.exp(loc + scale * noise)
+
+    def log_density(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """Normal log-density of the logarithm, less the logarithm itself."""
+        line = self.on_line(value)
+        return normal_log_density(line, loc, scale) - line
+
+    def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """``(log x - loc) / scale``."""
+        return (self.on_line(value) - loc) / scale
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """``exp(loc + scale^2 / 2)``."""
+        loc, scale = self.at(params, parents)
+        return torch.exp(loc + 0.5 * scale**2)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class StudentT(Cellwise, LocationScale):
+    r"""A node with heavy tails, linear in its numeric parents.
+
+    .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \,
+              F_\nu^{-1}(u), \quad u \sim U(0, 1)
+
+    with :math:`F_\nu` the distribution function of Student's t with ``df`` :math:`\nu > 1` degrees of
+    freedom, one for each coordinate.
+
+    Args:
+        dim: Number of coordinates.
+        loc: Intercept.
+        weight: Slopes of the numeric parents.
+        scale: Scale of the noise (not its standard deviation); fixed at one for a hidden node unless it is
+            given.
+        df: Degrees of freedom, above one.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        shared_scale: One scale for all configurations of the discrete parents.
+        floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
+
+    >>> StudentT(df=4.0).noise
+    Noise(dim=1, kind='uniform')
+    """
+
+    df: SettingLike = None
+
+    beside: ClassVar[tuple[str, ...]] = ("scale", "df")
+    is_symmetric: ClassVar[bool] = True
+    df_grid: ClassVar[tuple[float, ...]] = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
+    """Degrees of freedom to start from: from nearly Cauchy to nearly normal."""
+    start_steps: ClassVar[int] = 20
+    """Of expectation-maximisation, enough for a start."""
+
+    @property
+    def noise(self) -> Noise:
+        """Uniform, one for each coordinate."""
+        return Noise(self.dim, "uniform")
+
+    def parameters(self) -> dict[str, Parameter]:
+        """Location table, slopes, scale table, degrees of freedom."""
+        return {**super().parameters(), "df": Parameter((1, self.dim), ABOVE_ONE, self.df)}
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Expectation-maximisation with the degrees of freedom on a grid (Lange, Little and Taylor 1989)."""
+        params, given = super().start(value, parents, weight), self.declared()["df"]
+        floor = self._start_floor(value, weight)
+        lifted = {name: parent.unsqueeze(0) for name, parent in parents.items()}
+        for _ in range(self.start_steps):
+            scale = self.row_of(params["scale"].unsqueeze(0), lifted, 3)[0]
+            ratio = ((value - self.predictor.predict_rows(params, parents)) / scale) ** 2
+            df = given.constant(self.family.node, "df").to(value) if given.has_value else self._best_df(ratio, weight)
+            trust = (df + 1) / (df + ratio)
+            params |= self.predictor.start(value, parents, weight.unsqueeze(-1) * trust, least_squares)
+            residual = value - self.predictor.predict_rows(params, parents)
+            variance = self.pooled(trust * residual**2, self.scale_rows, parents, weight)
+            params |= {"scale": variance.sqrt().maximum(floor), "df": df.reshape(1, self.dim)}
+        return params
+
+    def _best_df(self, ratio: Tensor, weight: Tensor) -> Tensor:
+        """The degrees of freedom on the grid that fit squared standardised residuals (N, dim) best."""
+        grid = torch.tensor(self.df_grid, dtype=ratio.dtype).reshape(-1, 1, 1)
+        fit = (weight.unsqueeze(-1) * _standard_log_prob(ratio, grid)).sum(1)
+        return grid[fit.argmax(0), 0, 0].unsqueeze(0)
+
+    def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
+        """The location and scaled quantiles of Student's t."""
+        return loc + scale * student_quantile(noise, df)
+
+    def log_density(self, value: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
+        """Student-t log-density."""
+        return _standard_log_prob(((value - loc) / scale) ** 2, df) - torch.log(scale)
+
+    def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
+        """The distribution function at the standardised value."""
+        return student_cdf((value - loc) / scale, df)
+
+
+def _standard_log_prob(squared: Tensor, df: Tensor) -> Tensor:
+    """Log-density of Student's t at points with these squares."""
+    half = 0.5 * (df + 1)
+    constant = torch.lgamma(half) - torch.lgamma(0.5 * df) - 0.5 * torch.log(torch.pi * df)
+    return constant - half * torch.log1p(squared / df)
 
 
 def default_floor(

@@ -1,15 +1,14 @@
 """Parameters in natural units: their supports, how a user fixes, starts or ties them, and what their axes run over.
 
-By its axes tables name a parameter's numbers, and labels can be exchanged.
+By its axes tables name a parameter's numbers, and labels can be exchanged. Files hold what a user gave as plain data.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,35 +16,29 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.spaces import Space
+from otpdag.spaces import Space, space_from
 
 
-class Support(ABC):
-    """A bijection between an unconstrained tensor and a parameter in its natural units."""
+class Support:
+    """A bijection between an unconstrained tensor and a parameter in its natural units; as it is, of real numbers."""
 
-    name: str
-
-    @abstractmethod
-    def natural(self, raw: Tensor) -> Tensor:
-        """Map an unconstrained tensor to natural units."""
-
-    @abstractmethod
-    def raw(self, natural: Tensor) -> Tensor:
-        """Invert :meth:`natural`."""
-
-    def check(self, value: Tensor) -> bool:
-        """Whether ``value`` lies in the support."""
-        return bool(torch.isfinite(value).all())
-
-
-class _Real(Support):
     name = "a finite number"
 
     def natural(self, raw: Tensor) -> Tensor:
+        """Map an unconstrained tensor to natural units."""
         return raw
 
     def raw(self, natural: Tensor) -> Tensor:
+        """Invert :meth:`natural`."""
         return natural
+
+    def holds(self, value: Tensor) -> Tensor:
+        """Which finite numbers lie in the support."""
+        return torch.ones_like(value, dtype=torch.bool)
+
+    def check(self, value: Tensor) -> bool:
+        """Whether all of ``value`` lies in the support."""
+        return bool(torch.isfinite(value).all() and self.holds(value).all())
 
 
 class _Positive(Support):
@@ -59,34 +52,28 @@ class _Positive(Support):
     def raw(self, natural: Tensor) -> Tensor:
         return torch.log(natural.clamp(min=1e-26))
 
-    def check(self, value: Tensor) -> bool:
-        return super().check(value) and bool((value > 0).all())
+    def holds(self, value: Tensor) -> Tensor:
+        return value > 0
 
 
-class Floored(Support):
+class Floored(_Positive):
     """Numbers above ``floor``, one or an array of them: the root of its square and that of a positive number.
 
     >>> Floored(3.0).natural(torch.log(torch.tensor([4.0])))
     tensor([5.])
     """
 
-    name = "a number above zero"
-
     def __init__(self, floor: float | Tensor) -> None:
         self.floor = torch.as_tensor(floor, dtype=torch.float64)
 
     def natural(self, raw: Tensor) -> Tensor:
         """Add the squares."""
-        return torch.sqrt(POSITIVE.natural(raw) ** 2 + self.floor.to(raw) ** 2)
+        return torch.sqrt(super().natural(raw) ** 2 + self.floor.to(raw) ** 2)
 
     def raw(self, natural: Tensor) -> Tensor:
         """Subtract them; what lies at the floor comes back a sliver above it."""
         excess = natural**2 - self.floor.to(natural) ** 2
-        return POSITIVE.raw(excess.maximum(1e-12 * natural**2).sqrt())
-
-    def check(self, value: Tensor) -> bool:
-        """Whether ``value`` can be a scale."""
-        return super().check(value) and bool((value > 0).all())
+        return super().raw(excess.maximum(1e-12 * natural**2).sqrt())
 
 
 class _AboveOne(Support):
@@ -98,8 +85,8 @@ class _AboveOne(Support):
     def raw(self, natural: Tensor) -> Tensor:
         return POSITIVE.raw(natural - 1)
 
-    def check(self, value: Tensor) -> bool:
-        return super().check(value) and bool((value > 1).all())
+    def holds(self, value: Tensor) -> Tensor:
+        return value > 1
 
 
 class _Unit(Support):
@@ -111,8 +98,8 @@ class _Unit(Support):
     def raw(self, natural: Tensor) -> Tensor:
         return torch.logit(natural.clamp(1e-9, 1 - 1e-9))
 
-    def check(self, value: Tensor) -> bool:
-        return super().check(value) and bool(((value >= 0) & (value <= 1)).all())
+    def holds(self, value: Tensor) -> Tensor:
+        return (value >= 0) & (value <= 1)
 
 
 class _Simplex(Support):
@@ -125,12 +112,11 @@ class _Simplex(Support):
         logits = torch.log(natural.clamp(min=1e-12))
         return logits - logits.mean(-1, keepdim=True)
 
-    def check(self, value: Tensor) -> bool:
-        sums_to_one = bool((value.sum(-1) - 1).abs().max() < 1e-6)
-        return super().check(value) and bool((value >= 0).all()) and sums_to_one
+    def holds(self, value: Tensor) -> Tensor:
+        return (value >= 0) & ((value.sum(-1, keepdim=True) - 1).abs() < 1e-6)
 
 
-REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = _Real(), _Positive(), _AboveOne(), _Unit(), _Simplex()
+REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), _AboveOne(), _Unit(), _Simplex()
 
 
 @dataclass(frozen=True)
@@ -158,6 +144,8 @@ class Tied:
 
 
 Setting = Fixed | Start | Tied | None
+SettingLike = ArrayLike | Setting
+"""What a user may pass for a parameter: nothing, a setting, or a value to fix it at."""
 
 
 def start(value: ArrayLike) -> Start:
@@ -171,7 +159,7 @@ def tie(name: str) -> Tied:
 
 
 def as_setting(value: object) -> Setting:
-    """Read what a user passed for a parameter: nothing, a setting, or a value to fix it at."""
+    """Read what a user passed for a parameter."""
     if value is None or isinstance(value, Fixed | Start | Tied):
         return value
     return Fixed(np.asarray(value, dtype=float))
@@ -188,7 +176,7 @@ class Parameter:
 
     shape: tuple[int, ...]
     support: Support = REAL
-    setting: Setting = None
+    setting: SettingLike = None
     origin: Tensor | None = None
     unit: Tensor | None = None
     init_scale: float = 0.0
@@ -197,6 +185,10 @@ class Parameter:
     _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     most_spread: ClassVar[int] = 1 << 22
     """Entries over which a single given number is spread out: 32 MB."""
+
+    def __post_init__(self) -> None:
+        """Read the setting."""
+        object.__setattr__(self, "setting", as_setting(self.setting))
 
     @property
     def learned(self) -> bool:
@@ -356,3 +348,56 @@ class Axis:
             if name in nodes:
                 split = split.index_select(dim + place, index)
         return split.reshape(value.shape)
+
+
+# -- plain data --------------------------------------------------------------------------------------------------------
+
+FUNCTION = {"function": True}  # stands for code, which is never saved
+
+
+def encode(value: Any, owner: type, name: str) -> Any:
+    """An argument of a mechanism as plain data, for a file."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Fixed():
+            return {"fixed": _without_nan(np.asarray(value.value, dtype=float).tolist())}
+        case Start():
+            return {"start": np.asarray(value.value, dtype=float).tolist()}
+        case Tied():
+            return {"tied": value.name}
+        case Space():
+            sizes = value.spec()
+            return {"space": sizes.pop("kind"), **sizes}
+        case np.ndarray() | np.generic() | Tensor():
+            return value.tolist()
+        case list() | tuple():
+            return [encode(item, owner, name) for item in value]
+        case _ if callable(value):
+            return dict(FUNCTION)
+    raise ModelError(f"{owner.__name__} cannot be saved: its {name!r} is {value!r}, neither plain data nor a function")
+
+
+def _without_nan(value: Any) -> Any:
+    """Numbers in nested lists, None for those that are NaN: entries to be learned."""
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if np.isnan(value) else value
+
+
+def decode(value: Any) -> Any:
+    """Invert :func:`encode`."""
+    match value:
+        case {"fixed": item}:
+            return Fixed(np.asarray(item, dtype=float))
+        case {"start": item}:
+            return Start(np.asarray(item, dtype=float))
+        case {"tied": str(item)}:
+            return Tied(item)
+        case {"space": str(item), **sizes} if item in Space.kinds:
+            return space_from({"kind": item, **{str(key): size for key, size in sizes.items()}})
+        case list():
+            return [decode(item) for item in value]
+        case dict():
+            raise ModelError(f"a saved argument cannot be read: {value}")
+    return value

@@ -10,8 +10,8 @@ and a network of all parents can be added.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
@@ -23,10 +23,12 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp
-from otpdag.mechanisms.base import Family, Mechanism, Noise, Params, Parents, axis_count, configurations, numeric
-from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, Tied, as_setting
-from otpdag.mechanisms.regression import Fit, least_squares
+from otpdag.mechanisms.base import Family, Mechanism, Params, Parents, axis_count, configurations, numeric, sum_cells
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, SettingLike, Tied
 from otpdag.numerics import apply_linear, expand_to, side_by_side
+
+Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
 
 
 def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: float = 1e-6) -> Tensor:
@@ -59,9 +61,9 @@ class Predictor:
     family: Family
     dim: int
     name: str
-    intercept: Setting = None
-    weight: Setting = None
-    network: tuple[int, ...] = ()
+    intercept: SettingLike = None
+    weight: SettingLike = None
+    network: Sequence[int] = ()
     units: Units | None = None
     no_level: bool = False
 
@@ -177,37 +179,39 @@ class Predictor:
             columns.append(values)
         return side_by_side(columns)
 
-    def start(self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit = least_squares) -> dict[str, Tensor]:
-        """Regress ``target`` (N, dim) on the parents, around what the user fixed or started."""
-        config = None if self.network else configurations(self.family, parents)
-        if config is None:
-            config = torch.ones(len(target), 1, dtype=target.dtype)
+    def start(self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit) -> dict[str, Tensor]:
+        """Regress ``target`` (N, dim) on the parents, around what the user fixed or started.
+
+        Args:
+            target: Values to predict.
+            parents: Values of the parents (N, width).
+            weight: Weights of the rows, (N,) or (N, dim).
+            fit: How.
+        """
         given = {
             name: parameter.constant(self.family.node, name).to(target)
             for name, parameter in self.parameters().items()
             if parameter.has_value
         }
+        weight = weight if weight.ndim == 2 else weight.unsqueeze(-1)
+        config = None if self.network else configurations(self.family, parents)
+        config = target.new_ones(len(target), 1) if config is None else config
         values = None if self.network else numeric(self.family, parents)
-        offset = torch.zeros_like(target[:1])
+        offset, known = torch.zeros_like(target[:1]), given.get(self.name)
         if values is None:
-            if self.name in given:
-                return {self.name: given[self.name]}
-            return {self.name: fit(config, None, target, weight, offset)[0]}
-        shift, spread = centre_and_spread(values, weight if weight.ndim == 1 else weight.mean(-1))
-        if self.name in given:
-            shift = torch.zeros_like(shift)
-            offset = config @ given[self.name]
+            alone = known is None
+            return {self.name: fit(config, config[:, :0], target, weight, offset)[0] if alone else given[self.name]}
+        shift, spread = centre_and_spread(values, weight.mean(-1))
+        if known is not None:
+            shift, offset = torch.zeros_like(shift), config @ known
         values = (values - shift) / spread
         slopes = given.get("weight", target.new_full((self.inputs, self.dim), torch.nan))
         free = slopes.isnan().any(-1)
         offset = offset + values @ (slopes.nan_to_num() * spread.unsqueeze(-1))
-        free_config = None if self.name in given else config
-        table, fitted_slopes = fit(free_config, values[:, free] if bool(free.any()) else None, target, weight, offset)
-        if bool(free.any()):
-            own = slopes[free]
-            slopes = slopes.index_put((free,), own.where(~own.isnan(), fitted_slopes / spread[free].unsqueeze(-1)))
-        intercept = given[self.name] if self.name in given else table - shift @ slopes
-        return {self.name: intercept, "weight": slopes}
+        table, fitted = fit(config if known is None else config[:, :0], values[:, free], target, weight, offset)
+        own = slopes[free]
+        slopes = slopes.index_put((free,), own.where(~own.isnan(), fitted / spread[free].unsqueeze(-1)))
+        return {self.name: table - shift @ slopes if known is None else known, "weight": slopes}
 
     def predict_rows(self, start: dict[str, Tensor], parents: Parents) -> Tensor:
         """Evaluate natural values without a replica axis on parents (N, width)."""
@@ -288,26 +292,58 @@ def centre_and_spread(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(mean).to(values), torch.from_numpy(spread).to(values)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Predicted(Mechanism):
     """A mechanism with a predictor, and perhaps tables with a row for each discrete configuration."""
 
-    dim: int
-    weight: Setting
-    network: tuple[int, ...]
-    predictor: Predictor
+    dim: int = field(default=1, kw_only=False)
+    weight: SettingLike = None
+    network: Sequence[int] = ()
+
+    predictor: Predictor = field(init=False)
     predicts: ClassVar[str]
     """The name of the intercept; the attribute of that name is its setting."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """The names of the tables beside the prediction, each with a row for each configuration or with one for all."""
+    within: ClassVar[tuple[float | None, float | None]] = (None, None)
+    """Where predictions are cut off, beyond which numbers are lost to rounding."""
     has_free_level: ClassVar[bool] = False
     """Whether children's intercepts can take up the level of a hidden node, so that only differences are identified."""
+
+    def __post_init__(self) -> None:
+        """Refuse a node without coordinates."""
+        if self.dim < 1:
+            raise ModelError(f"dim must be at least 1; got {self.dim}")
+        self.network = tuple(self.network)
 
     def on_setup(self) -> None:
         """Build the predictor; a level that is not identified is zero unless it is given."""
         level, free = getattr(self, self.predicts), self.has_free_level and self.family.hidden
         if free and level is None and not self.family.discrete:
-            level = as_setting(0.0)
+            level = 0.0
         self.predictor = Predictor(
             self.family, self.dim, self.predicts, level, self.weight, self.network, no_level=free
         )
+
+    def parameters(self) -> dict[str, Parameter]:
+        """What is predicted, and positive tables beside it."""
+        shape = self.predictor.rows, self.dim
+        return self.predictor.parameters() | {n: Parameter(shape, POSITIVE, getattr(self, n)) for n in self.beside}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Intercepts and tables by configuration, slopes by numeric parent; all by coordinate, or one for all."""
+        own, rows, declared = self.own_axis, self.predictor.row_axis, self.declared()
+        tables = {}
+        for name in self.beside:
+            first, *others = declared[name].shape
+            tables[name] = (Axis() if first == 1 else rows, *(own if size == own.length else Axis() for size in others))
+        return self.predictor.axes(own) | tables
+
+    def at(self, params: Params, parents: Parents, like: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The prediction and the tables at these parents, ready to meet a value or noise ``like``: (R, ..., dim)."""
+        line = self.predictor(params, parents, like)
+        line = line if self.within == (None, None) else line.clamp(*self.within)
+        return line, *(self.row_of(params[name], parents, line.ndim) for name in self.beside)
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Uncentre the intercept."""
@@ -366,18 +402,6 @@ class Predicted(Mechanism):
         """The categories or coordinates of the node itself."""
         return Axis.of_values(self.family.node, self.space)
 
-    def parameters(self) -> dict[str, Parameter]:
-        """Those of the predictor."""
-        return self.predictor.parameters()
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """Intercepts by configuration, slopes by numeric parent."""
-        return self.predictor.axes(self.own_axis)
-
-    def table_axes(self, rows: int) -> tuple[Axis, Axis]:
-        """The axes of a table with a row for each configuration, or with one row for all."""
-        return Axis() if rows == 1 else self.predictor.row_axis, self.own_axis
-
     def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
         """Turn the slopes of parents, which enter through the predictor alone, and the node as it says itself."""
         turned = self.turned_self(params, sign) if self.family.node in nodes else dict(params)
@@ -414,31 +438,31 @@ class Predicted(Mechanism):
         return shown
 
 
-class Dispersed(Predicted):
-    """A node with uniform noise and a positive table beside its predicted mean, one row for each configuration."""
+class Cellwise(Predicted):
+    """A node whose coordinates are independent given the parents: what each cell is at a prediction and its tables.
 
-    table: ClassVar[str]
-    """Its name; the attribute of that name is its setting."""
-    starts_between: ClassVar[tuple[float, float]]
-    """Where learning may start: beyond, the table says nothing that rows could tell."""
+    A subclass says so in three hooks, whose further arguments are what :meth:`Predicted.at` returns.
+    """
 
-    @property
-    def noise(self) -> Noise:
-        """Uniform, one for each coordinate, sent through the inverse distribution function."""
-        return Noise(self.dim, "uniform")
+    quantile: ClassVar[Callable[..., Tensor]]
+    """``(noise, *at)``: the value of each cell that noise makes."""
+    log_density: ClassVar[Callable[..., Tensor]]
+    """``(value, *at)``: the log-density of each cell."""
+    noise_of: ClassVar[Callable[..., Tensor]]
+    """``(value, uniform, *at)``: the noise of each cell; of a whole interval the point at ``uniform``."""
 
-    def parameters(self) -> dict[str, Parameter]:
-        """What is predicted, and the table."""
-        table = Parameter((self.predictor.rows, self.dim), POSITIVE, getattr(self, self.table))
-        return {**super().parameters(), self.table: table}
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Cell by cell."""
+        return self.quantile(noise, *self.at(params, parents, noise))
 
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """One of the table beside each intercept."""
-        return {**super().axes(), self.table: self.table_axes(self.predictor.rows)}
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """The sum over the cells that are seen."""
+        return sum_cells(self.log_density(value, *self.at(params, parents, value)), mask)
 
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """Cell by cell."""
+        return self.noise_of(value, uniform, *self.at(params, parents, value))
 
-def check_dim(dim: int) -> int:
-    """Refuse a node without coordinates."""
-    if dim < 1:
-        raise ModelError(f"dim must be at least 1; got {dim}")
-    return dim
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The prediction."""
+        return self.at(params, parents)[0]

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
 from otpdag.mechanisms import base as protocols
-from otpdag.mechanisms.base import Params, Parents, configurations, numeric
-from otpdag.mechanisms.spec import arguments_of
+from otpdag.mechanisms.base import Params, Parents, arguments_of, configurations, numeric
 from otpdag.noise import draw_noise
 from otpdag.spaces import Space
 

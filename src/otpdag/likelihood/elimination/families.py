@@ -26,8 +26,17 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Mechanism, Params, Parents, abducted, can_abduct, defines_together, is_linear
-from otpdag.mechanisms.spec import holds_code, registered
+from otpdag.mechanisms.base import (
+    Mechanism,
+    Params,
+    Parents,
+    abducted,
+    can_abduct,
+    defines_together,
+    holds_code,
+    is_linear,
+    registered,
+)
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure
 
@@ -118,7 +127,7 @@ class FamilyView:
             is_linear(mechanism)
             and not self.follows
             and can_abduct(mechanism)
-            and defines_together(mechanism, "log_prob", "abduct")
+            and defines_together(mechanism, "abduct")
             and mechanism.has_density
             and noise.kind == "normal"
             and noise.dim == mechanism.space.width

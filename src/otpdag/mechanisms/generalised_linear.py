@@ -1,0 +1,527 @@
+r"""Generalised linear nodes, Poisson, negative binomial, gamma and beta, and the regressions that start nodes.
+
+A node is a link from the prediction to its mean, a density and its inverse distribution function. Starting values come
+from weighted regressions. Their design has two blocks: ``config`` (N, C), the one-hot (or soft) configuration of the
+discrete parents, and ``values`` (N, P), the numeric parents. The first block's normal equations are diagonal, so the
+second is solved by its Schur complement and tables of any size stay cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.parameters import Fixed, Setting, SettingLike, Start, as_setting
+from otpdag.mechanisms.predictor import Cellwise
+from otpdag.mechanisms.quantiles import (
+    beta_cdf,
+    beta_quantile,
+    gamma_cdf,
+    gamma_quantile,
+    inside_unit,
+    poisson_quantile,
+)
+from otpdag.spaces import Count, Positive, Space, Unit
+
+# -- regressions -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a mean follows from a linear prediction, and how the variance follows from the mean."""
+
+    mean: Callable[[Tensor], Tensor]
+    line: Callable[[Tensor], Tensor]
+    """Its inverse: the prediction at a mean."""
+    slope: Callable[[Tensor], Tensor]
+    """Derivative of the mean in the prediction, as a function of the mean."""
+    precision: Callable[[Tensor], Tensor]
+    """Weight of a row in the working regression, squared slope over variance, as a function of the mean."""
+    inside: tuple[float, float]
+    """Means that have a prediction."""
+    steps: int = 12
+    largest: ClassVar[float] = 30.0
+    """Of a prediction, either way: the exponential of it is 1e13."""
+    settled: ClassVar[float] = 1e-8
+    """A change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add."""
+
+    def fit(
+        self, config: Tensor, values: Tensor, target: Tensor, weight: Tensor, offset: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Fit a generalised linear model by iterated weighted least squares.
+
+        Args:
+            config: Configurations (N, C); of no columns where the table is given.
+            values: Numeric parents (N, P), standardised; of no columns where there are none or their slopes are given.
+            target: Values to predict (N, d).
+            weight: Weights of the rows, (N, 1) or (N, d).
+            offset: Part of the prediction that is known already, (N, d), or (1, d) where it is the same in all rows.
+
+        Returns:
+            The table (C, d) and the slopes (P, d); the one that is given has no rows.
+        """
+        centre = (weight * target).sum(0) / weight.sum(0).clamp(min=1e-12)
+        eta = self.line((0.5 * (target + centre)).clamp(*self.inside))
+        found = least_squares(config, values, eta, weight * self.precision(self.mean(eta)), offset)
+        if not values.shape[1] and len(offset) == 1:
+            config, target, weight = _merged(config, target, weight)
+            values = values[: len(target)]
+        for _ in range(self.steps - 1):
+            eta = (offset + config @ found[0] + values @ found[1]).clamp(-self.largest, self.largest)
+            mean = self.mean(eta)
+            working = eta + (target - mean) / self.slope(mean).clamp(min=1e-12)
+            before, found = found, least_squares(config, values, working, weight * self.precision(mean), offset)
+            if torch.allclose(torch.cat(found), torch.cat(before), rtol=0.0, atol=self.settled):
+                break
+        return found
+
+
+def _merged(config: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of equal configurations as one row with their mean, where rows with the same likeliest entry are equal.
+
+    From there on a prediction is that of a configuration, and rows are read through the sums of their targets alone.
+    """
+    if not config.shape[1]:
+        return config, target, weight
+    label = config.argmax(-1)
+    first = torch.zeros(config.shape[1], dtype=torch.long).scatter_(0, label, torch.arange(len(label)))
+    if not bool((config == config[first[label]]).all()):
+        return config, target, weight
+    met = torch.unique(label)
+    total = weight.new_zeros(config.shape[1], weight.shape[1]).index_add_(0, label, weight)[met]
+    sums = target.new_zeros(config.shape[1], target.shape[1]).index_add_(0, label, weight * target)[met]
+    return config[first[met]], torch.where(total > 0, sums / total.clamp(min=1e-300), 0.0), total
+
+
+def least_squares(
+    config: Tensor, values: Tensor, target: Tensor, weight: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weighted least squares on both blocks; arguments and result are those of :meth:`Link.fit`."""
+    response = target - offset
+    if weight.shape[1] == 1 or values.shape[1] == 0:
+        return _Equations(config, values, weight).solved(response)
+    columns = zip(response.split(1, 1), weight.split(1, 1), strict=True)
+    solved = [_Equations(config, values, own).solved(column) for column, own in columns]
+    return torch.cat([table for table, _ in solved], -1), torch.cat([slopes for _, slopes in solved], -1)
+
+
+def softmax(
+    config: Tensor,
+    values: Tensor,
+    counts: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    steps: int = 60,
+    settled: float = 1e-4,
+) -> tuple[Tensor, Tensor]:
+    """Fit a multinomial logit to ``counts`` (N, K) with the fixed curvature bound of Böhning (1992).
+
+    A step that changes no coefficient by more than ``settled`` is the last. Each comes nearer by a share: what is left
+    is a few times as much, and less than what rows tell.
+    """
+    size = counts.sum(-1, keepdim=True)
+    shares, equations = counts / size.clamp(min=1e-12), _Equations(config, values, weight * size)
+    table, slopes = (counts.new_zeros(block.shape[1], counts.shape[1]) for block in (config, values))
+    for _ in range(steps):
+        probs = torch.softmax(offset + config @ table + values @ slopes, -1)
+        step = equations.solved(2 * (shares - probs))
+        table, slopes = table + step[0], slopes + step[1]
+        if torch.cat(step).abs().amax() <= settled:
+            break
+    return table - table.mean(-1, keepdim=True), slopes - slopes.mean(-1, keepdim=True)
+
+
+class _Equations:
+    """Normal equations of both blocks, for weights (N, 1), or (N, d) where there are no slopes.
+
+    By the ridges an empty configuration takes the overall mean, and a full one hardly notices.
+    """
+
+    table_ridge, slope_ridge = 1e-4, 1e-6
+
+    def __init__(self, config: Tensor, values: Tensor, weight: Tensor) -> None:
+        self.config, self.values, self.weight = config, values, weight
+        self.total = weight.sum(0).clamp(min=1e-300)
+        self.diagonal = config.T @ weight + self.table_ridge * self.total / max(config.shape[1], 1)
+        if values.shape[1]:
+            self.cross = config.T @ (weight * values)
+            gram = values.T @ (weight * values) - self.cross.T @ (self.cross / self.diagonal)
+            self.gram = gram + self.slope_ridge * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
+
+    def solved(self, response: Tensor) -> tuple[Tensor, Tensor]:
+        """The table (C, d) and the slopes (P, d) of a response (N, d)."""
+        weighed = self.weight * response
+        mean = weighed.sum(0) / self.total if self.config.shape[1] else torch.zeros_like(response[0])
+        centred = weighed - self.weight * mean
+        table_side = self.config.T @ centred
+        if not self.values.shape[1]:
+            return table_side / self.diagonal + mean, self.values.new_zeros(0, response.shape[1])
+        slopes = torch.linalg.solve(self.gram, self.values.T @ centred - self.cross.T @ (table_side / self.diagonal))
+        return (table_side - self.cross @ slopes) / self.diagonal + mean, slopes
+
+
+def _itself(mean: Tensor) -> Tensor:
+    return mean
+
+
+def _alike(mean: Tensor) -> Tensor:
+    return torch.ones_like(mean[:, :1])
+
+
+def _of_shares(mean: Tensor) -> Tensor:
+    return mean * (1 - mean)
+
+
+LOG_COUNT = Link(torch.exp, torch.log, _itself, _itself, (1e-12, torch.inf))
+LOG_POSITIVE = Link(torch.exp, torch.log, _itself, _alike, (1e-12, torch.inf))  # the variance goes with the square
+LOGIT = Link(torch.sigmoid, torch.logit, _of_shares, _of_shares, (1e-9, 1 - 1e-9))
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class GeneralisedLinear(Cellwise):
+    """A node whose mean follows from the prediction by a link; noise is uniform, sent through the quantiles.
+
+    Where there is a table beside the prediction, :attr:`start_beside` says where it starts.
+    """
+
+    link: ClassVar[Link]
+    starts_between: ClassVar[tuple[float, float]] = (1e-2, 1e4)
+    """Where the table beside may start: beyond, it says nothing that rows could tell."""
+    start_beside: ClassVar[Callable[..., Tensor]]
+    """``(value, mean, pooled)``: the table beside, from values and fitted means (N, dim) by means in each row of it."""
+
+    @property
+    def noise(self) -> Noise:
+        """Uniform, one for each coordinate, sent through the inverse distribution function."""
+        return Noise(self.dim, "uniform")
+
+    def on_line(self, value: Tensor) -> Tensor | None:
+        """Values on the scale of predictions, to take the units of; None where predictions are of order one already."""
+        return None
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the numeric parents, and those of predictions."""
+        self.predictor = self.predictor.with_units(self.on_line(value), parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """A regression, then what the residuals say of the table beside."""
+        params = self.predictor.start(value, parents, weight, self.link.fit)
+        if not self.beside:
+            return params
+
+        def pooled(values: Tensor) -> Tensor:
+            return self.pooled(values, self.predictor.rows, parents, weight)
+
+        mean = self.link.mean(self.predictor.predict_rows(params, parents).clamp(*self.within))
+        table = self.start_beside(value, mean.expand_as(value), pooled)
+        return {**params, self.beside[0]: table.clamp(*self.starts_between)}
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The mean."""
+        return self.link.mean(self.at(params, parents)[0])
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LogLinearCount(GeneralisedLinear):
+    """Counts whose log-mean is predicted from the parents."""
+
+    log_rate: SettingLike = None
+    rate: SettingLike = None
+
+    predicts: ClassVar[str] = "log_rate"
+    link: ClassVar[Link] = LOG_COUNT
+    within: ClassVar[tuple[float | None, float | None]] = (None, 25.0)  # beyond, counts are no longer exact
+    variance: ClassVar[Callable[..., Tensor]]
+    """``(*at)``: that of each cell."""
+    cdf: ClassVar[Callable[..., Tensor]]
+    """``(count, *at)``: the distribution function of each cell."""
+
+    def __post_init__(self) -> None:
+        """Take the logarithm of a given rate."""
+        super().__post_init__()
+        if self.log_rate is not None and self.rate is not None:
+            raise ModelError("give `log_rate` or `rate`, not both")
+        if self.rate is not None:
+            self.log_rate = _log_setting(as_setting(self.rate))
+
+    @property
+    def space(self) -> Space:
+        """Counts."""
+        return Count(self.dim)
+
+    def on_line(self, value: Tensor) -> Tensor:
+        """Logarithms."""
+        return torch.log(value + 0.5)
+
+    @property
+    def relaxed_noise(self) -> Noise:
+        """Standard normal noise of the paper's Gaussian reparameterisation."""
+        return Noise(self.dim, "normal")
+
+    def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
+        """The paper's Gaussian draw (Appendix C.2): ``rate + u * sqrt(variance)``."""
+        at = self.at(params, parents, noise)
+        return torch.exp(at[0]) + noise * torch.sqrt(self.variance(*at))
+
+    def noise_of(self, value: Tensor, uniform: Tensor, *at: Tensor) -> Tensor:
+        """A point between the distribution function just below the count and at it."""
+        return between(lambda count: self.cdf(count, *at), value, uniform)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Poisson(LogLinearCount):
+    r"""A Poisson count, log-linear in its numeric parents, with an intercept for each discrete configuration.
+
+    .. math:: x \sim \mathrm{Poisson}(\exp(\mathrm{log\_rate}[\mathrm{pa}] + W^\top \mathrm{pa}))
+
+    Args:
+        dim: Number of coordinates.
+        log_rate: Intercepts of the log-rate.
+        rate: The same as a rate, to fix or start it; give one of the two.
+        weight: Slopes of the numeric parents.
+        network: Sizes of hidden layers of a network of the parents.
+
+    >>> Poisson().space
+    Count(dim=1)
+    """
+
+    def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
+        """One and the count of every cell that is seen, and the logarithm of the factorials."""
+        if not self.has_only_tables:
+            return None
+        seen = mask.expand_as(value).to(value)
+        return torch.cat([seen, seen * value, (seen * torch.lgamma(value + 1)).sum(-1, keepdim=True)], -1)
+
+    def coefficients(self, params: Params) -> Tensor:
+        """Those of the Poisson log-probability."""
+        log_rate = params["log_rate"].clamp(*self.within)
+        return torch.cat([-torch.exp(log_rate), log_rate, -torch.ones_like(log_rate[..., :1])], -1)
+
+    def fitted(self, params: Params, sums: Tensor, fewest: float = 1e-6) -> dict[str, Tensor]:
+        """The mean counts; a sum of none counts as ``fewest``, so that its logarithm is finite."""
+        if not self.declared()["log_rate"].learned:
+            return dict(params)
+        count, total = sums[..., : self.dim], sums[..., self.dim : 2 * self.dim]
+        log_rate = torch.log(total.clamp(min=fewest) / count.clamp(min=1e-300))
+        return {"log_rate": torch.where(count > 0, log_rate, params["log_rate"])}
+
+    def variance(self, log_rate: Tensor) -> Tensor:
+        """The rate."""
+        return torch.exp(log_rate)
+
+    def quantile(self, noise: Tensor, log_rate: Tensor) -> Tensor:
+        """The inverse distribution function at ``u``."""
+        return poisson_quantile(noise, torch.exp(log_rate))
+
+    def log_density(self, value: Tensor, log_rate: Tensor) -> Tensor:
+        """Poisson log-probability."""
+        return value * log_rate - torch.exp(log_rate) - torch.lgamma(value + 1)
+
+    def cdf(self, count: Tensor, log_rate: Tensor) -> Tensor:
+        """``P(X <= k) = Q(k + 1, rate)``, the regularised upper incomplete gamma function."""
+        return torch.special.gammaincc(count + 1, torch.exp(log_rate))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class NegativeBinomial(LogLinearCount):
+    r"""An over-dispersed count with mean :math:`\mu = \exp(\mathrm{log\_rate} + W^\top \mathrm{pa})`.
+
+    .. math:: \mathrm{Var}(x) = \mu + \mu^2 / \mathrm{dispersion}[\mathrm{pa}]
+
+    A large ``dispersion`` approaches the Poisson distribution.
+
+    Args:
+        dim: Number of coordinates.
+        log_rate: Intercepts of the log-mean.
+        rate: The same as a mean, to fix or start it; give one of the two.
+        weight: Slopes of the numeric parents.
+        dispersion: Dispersion, above zero.
+        network: Sizes of hidden layers of a network of the parents.
+
+    >>> NegativeBinomial().space
+    Count(dim=1)
+    """
+
+    dispersion: SettingLike = None
+
+    beside: ClassVar[tuple[str, ...]] = ("dispersion",)
+    starts_between: ClassVar[tuple[float, float]] = (1e-2, 1e3)
+
+    def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
+        """From the excess of the squared residuals over the mean."""
+        return pooled(mean**2) / pooled((value - mean) ** 2 - mean).clamp(min=1e-9)
+
+    def variance(self, log_rate: Tensor, size: Tensor) -> Tensor:
+        """``mu + mu^2 / dispersion``."""
+        mean = torch.exp(log_rate)
+        return mean + mean**2 / size
+
+    def quantile(self, noise: Tensor, log_rate: Tensor, size: Tensor) -> Tensor:
+        """The inverse distribution function at ``u``."""
+        from scipy import stats  # takes a second to import
+
+        given = torch.broadcast_tensors(inside_unit(noise), size, size / (size + torch.exp(log_rate)))
+        counts = stats.nbinom.ppf(*(tensor.detach().cpu().numpy() for tensor in given))
+        return torch.as_tensor(np.maximum(counts, 0.0)).to(noise)
+
+    def log_density(self, value: Tensor, log_rate: Tensor, size: Tensor) -> Tensor:
+        """Negative binomial log-probability."""
+        log_total = torch.logaddexp(torch.log(size), log_rate)
+        coefficient = torch.lgamma(value + size) - torch.lgamma(size) - torch.lgamma(value + 1)
+        return coefficient + size * (torch.log(size) - log_total) + value * (log_rate - log_total)
+
+    def cdf(self, count: Tensor, log_rate: Tensor, size: Tensor) -> Tensor:
+        """``P(X <= k) = I_p(size, k + 1)``, the regularised incomplete beta function."""
+        return beta_cdf(size / (size + torch.exp(log_rate)), size, count + 1)
+
+
+def between(cdf: Callable[[Tensor], Tensor], value: Tensor, uniform: Tensor) -> Tensor:
+    """Randomised probability integral transform: the point of (F(k - 1), F(k)] that ``uniform`` picks."""
+    below = torch.where(value > 0, cdf((value - 1).clamp(min=0)), 0.0)
+    return below + uniform * (cdf(value) - below)
+
+
+def _log_setting(setting: Setting) -> Setting:
+    """The logarithm of a given rate."""
+    if not isinstance(setting, Fixed | Start):
+        return setting
+    value = np.asarray(setting.value, dtype=float)
+    if not (value > 0).all():
+        raise ModelError(f"`rate` must be above zero; got {setting.value}")
+    return type(setting)(np.log(value))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Gamma(GeneralisedLinear):
+    r"""A positive node, log-linear in its numeric parents, with a shape for each discrete configuration.
+
+    .. math:: x = \frac{\mu}{k} F_k^{-1}(u), \quad
+              \log \mu = \mathrm{log\_mean}[\mathrm{pa}] + W^\top \mathrm{pa},
+              \quad k = \mathrm{shape}[\mathrm{pa}], \quad u \sim U(0, 1)
+
+    with :math:`F_k` the distribution function of the gamma distribution of shape :math:`k` and scale one; the
+    mean is :math:`\mu`, the variance :math:`\mu^2 / k`.
+
+    Args:
+        dim: Number of coordinates.
+        log_mean: Intercept of the log-mean; fixed at zero for a hidden node without discrete parents unless
+            it is given, for its children's slopes can take it over.
+        weight: Slopes of the numeric parents.
+        shape: Shape; one over the squared coefficient of variation.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+
+    >>> Gamma(shape=2.0).space
+    Positive(dim=1)
+    """
+
+    log_mean: SettingLike = None
+    shape: SettingLike = None
+
+    predicts: ClassVar[str] = "log_mean"
+    beside: ClassVar[tuple[str, ...]] = ("shape",)
+    link: ClassVar[Link] = LOG_POSITIVE
+    within: ClassVar[tuple[float | None, float | None]] = (-60.0, 60.0)  # beyond, products of means would overflow
+    has_free_level: ClassVar[bool] = True
+
+    @property
+    def space(self) -> Space:
+        """Positive vectors."""
+        return Positive(self.dim)
+
+    def on_line(self, value: Tensor) -> Tensor:
+        """Logarithms."""
+        return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
+
+    def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
+        """The shape from mean and mean logarithm of the ratios to the fit.
+
+        By Minka (2002): log k - digamma(k) = log mean - mean log, solved to 1.5 % in closed form.
+        """
+        relative = (value / mean).clamp(min=1e-12)
+        gap = (torch.log(pooled(relative)) - pooled(torch.log(relative))).clamp(min=1e-6)
+        return (3 - gap + torch.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
+
+    def quantile(self, noise: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
+        """The quantile at ``u``."""
+        value = torch.exp(log_mean) / shape * gamma_quantile(noise, shape)
+        return value.clamp(min=torch.finfo(value.dtype).tiny)
+
+    def log_density(self, value: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
+        """Gamma log-density."""
+        log_rate = torch.log(shape) - log_mean
+        powers = shape * log_rate + (shape - 1) * self.on_line(value)
+        return powers - torch.exp(log_rate) * value - torch.lgamma(shape)
+
+    def noise_of(self, value: Tensor, uniform: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
+        """The distribution function."""
+        return gamma_cdf(value * shape * torch.exp(-log_mean), shape)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Beta(GeneralisedLinear):
+    r"""A node in (0, 1) with a logit-linear mean and a concentration for each discrete configuration.
+
+    .. math:: x \sim \mathrm{Beta}(\mu c, (1 - \mu) c), \quad
+              \mathrm{logit}\, \mu = \mathrm{logit\_mean}[\mathrm{pa}] + W^\top \mathrm{pa},
+              \quad c = \mathrm{concentration}[\mathrm{pa}]
+
+    The noise is uniform and goes through the inverse distribution function; the variance is
+    :math:`\mu (1 - \mu) / (1 + c)`.
+
+    Args:
+        dim: Number of coordinates.
+        logit_mean: Intercept of the mean's logit.
+        weight: Slopes of the numeric parents.
+        concentration: Concentration; large values make the node nearly constant at its mean.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+
+    >>> Beta(logit_mean=0.0).space
+    Unit(dim=1)
+    """
+
+    logit_mean: SettingLike = None
+    concentration: SettingLike = None
+
+    predicts: ClassVar[str] = "logit_mean"
+    beside: ClassVar[tuple[str, ...]] = ("concentration",)
+    link: ClassVar[Link] = LOGIT
+    within: ClassVar[tuple[float | None, float | None]] = (-15.0, 15.0)  # beyond, one of the two shapes would be lost
+    starts_between: ClassVar[tuple[float, float]] = (0.1, 1e4)
+
+    @property
+    def space(self) -> Space:
+        """Vectors between zero and one."""
+        return Unit(self.dim)
+
+    def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
+        """The concentration from the residuals' variance."""
+        mean = mean.clamp(1e-6, 1 - 1e-6)
+        return 1 / pooled((value - mean) ** 2 / (mean * (1 - mean))).clamp(min=1e-9) - 1
+
+    def quantile(self, noise: Tensor, line: Tensor, concentration: Tensor) -> Tensor:
+        """The quantile at ``u``."""
+        return inside_unit(beta_quantile(noise, *_shapes(line, concentration)))
+
+    def log_density(self, value: Tensor, line: Tensor, concentration: Tensor) -> Tensor:
+        """Beta log-density."""
+        (a, b), value = _shapes(line, concentration), inside_unit(value)  # at the ends it may be infinite
+        log_norm = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+        return (a - 1) * torch.log(value) + (b - 1) * torch.log1p(-value) - log_norm
+
+    def noise_of(self, value: Tensor, uniform: Tensor, line: Tensor, concentration: Tensor) -> Tensor:
+        """The distribution function."""
+        return beta_cdf(inside_unit(value), *_shapes(line, concentration))
+
+
+def _shapes(line: Tensor, concentration: Tensor) -> tuple[Tensor, Tensor]:
+    """Both shape parameters of the beta distribution."""
+    return concentration * torch.sigmoid(line), concentration * torch.sigmoid(-line)
