@@ -7,7 +7,7 @@ from scipy.optimize import minimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam
-from otpdag.model.relabelling import in_one_order
+from otpdag.model.base import in_one_order
 from otpdag.objective import Drawn
 from otpdag.settings import Objective
 from tests.dynamic_models import (

@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import AmortizedMap, RowCode
-from otpdag.model.relabelling import in_one_order
+from otpdag.model.base import in_one_order
 from otpdag.objective import Drawn
 from otpdag.spaces import Discrete
 from tests.mechanisms.own import Chances, LabelledChances, Skewed

@@ -355,8 +355,8 @@ class TableData(DataKind):
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters, units and maps, and how far counts reach."""
-        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps)
-        self.model.note_ranges(count_ranges(self.structure, self.read.values))
+        ranges = count_ranges(self.structure, self.read.values)
+        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps, ranges)
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
@@ -562,10 +562,9 @@ class PartitionedData(DataKind):
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters and units, and how far counts reach in all parts."""
-        schema = self.table.reading.schema
-        self.model.adopt(layout.structure, unpack(ended.point, layout.shapes), schema, layout.maps)
         largest = {node: self.table.sample.weight.new_tensor(value) for node, value in self.table.largest.items()}
-        self.model.note_ranges(count_ranges(self.structure, largest))
+        parameters, ranges = unpack(ended.point, layout.shapes), count_ranges(self.structure, largest)
+        self.model.adopt(layout.structure, parameters, self.held.schema, layout.maps, ranges)
 
     def notes(self, ended: SearchResult) -> list[str]:
         """What the rows at hand tell."""

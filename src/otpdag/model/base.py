@@ -1,10 +1,17 @@
-"""What a model is: a graph, a mechanism for each node and their parameters; and how tables become values of nodes."""
+"""What a model is: a graph, a mechanism for each node and their parameters; and how tables become values of nodes.
+
+Nothing in the data tells which of a hidden category's labels is the first, or which way a hidden number points. So
+labels are ordered by the mean of the node's first child, and numbers point so that its slope is positive. Mechanisms
+and maps say themselves what that changes in them. Where one cannot follow, or a user has fixed or tied a parameter that
+would change, labels and signs stay.
+"""
 
 from __future__ import annotations
 
 import html
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,13 +35,17 @@ from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mappin
 from otpdag.graph import Graph
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Mechanism, Normal
-from otpdag.mechanisms.parameters import Parameter
+from otpdag.mechanisms.base import Params, Sloped, Turning
+from otpdag.mechanisms.parameters import Fixed, Parameter, Tied
 from otpdag.model import archive
-from otpdag.model.relabelling import in_one_order
+from otpdag.problem import split_theta
+from otpdag.simulation import ancestral, ancestral_sequences
 from otpdag.spaces import Real, Space
-from otpdag.structure import Structure, plainest
+from otpdag.structure import Structure, lag_name, plainest
 
 Array = NDArray[np.float64]
+Naturals = dict[str, dict[str, Tensor]]
+Phi = dict[str, Tensor]
 
 
 class ModelBase:
@@ -43,7 +54,7 @@ class ModelBase:
     def __init__(self, graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
         self.structure = Structure.bind(graph, mechanisms)
         self._schema: Schema | None = None
-        self._naturals: dict[str, dict[str, Tensor]] | None = None
+        self._naturals: Naturals | None = None
         self._phi: dict[str, Tensor] = {}
         self._maps: tuple[AmortizedMap, ...] = ()
         self._left_out_maps: tuple[archive.SavedMap, ...] = ()
@@ -134,7 +145,12 @@ class ModelBase:
         return self._naturals is not None
 
     def __repr__(self) -> str:
-        return _as_text(self.structure, self.is_fitted)
+        head = f"Model with {len(self.graph.nodes)} nodes ({'' if self.is_fitted else 'not '}fitted)"
+        told = [
+            f"  {node}: {kind} <- {parents}" if parents else f"  {node}: {kind}"
+            for node, kind, parents in _nodes_of(self.structure)
+        ]
+        return "\n".join([head, *told])
 
     def _repr_html_(self) -> str:
         return _as_html(self.structure, self.params() if self.is_fitted else None)
@@ -191,17 +207,13 @@ class ModelBase:
         parameters: Mapping[str, Tensor],
         schema: Schema,
         maps: tuple[AmortizedMap, ...],
+        ranges: Mapping[str, float] | None = None,
     ) -> None:
-        """Take over the end of a fit: raw parameters (1, ...), put in canonical order."""
-        raw = {key: value.detach() for key, value in parameters.items()}
-        naturals = structure.naturals({key: value for key, value in raw.items() if not key.startswith("phi.")})
-        phi = {key: value for key, value in raw.items() if key.startswith("phi.")}
+        """Take over the end of a fit: raw parameters (1, ...), put in canonical order, and how far counts reach."""
+        theta, phi = split_theta({key: value.detach() for key, value in parameters.items()})
         self.structure, self._schema, self._maps, self._left_out_maps = structure, schema, maps, ()
-        self._naturals, self._phi = in_one_order(structure, naturals, phi, maps)
-
-    def note_ranges(self, ranges: Mapping[str, float]) -> None:
-        """Remember how far counts reach in the data."""
-        self._count_range = dict(ranges)
+        self._naturals, self._phi = in_one_order(structure, structure.naturals(theta), phi, maps)
+        self._count_range = dict(ranges or {})
 
     def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
         if self._naturals is None:
@@ -358,51 +370,170 @@ def _not_fitted(message: str) -> Exception:
     return NotFittedError(message)
 
 
-def _escaped(text: str) -> str:
-    return html.escape(printable(text, keep=""))
-
-
-def _kind(structure: Structure, node: str) -> str:
-    hidden = ", hidden" if node in structure.graph.hidden else ""
-    return f"{type(structure.mechanisms[node]).__name__}{hidden}"
-
-
-def _as_text(structure: Structure, is_fitted: bool) -> str:
-    """One line for each node, for a terminal."""
-    lines = [f"Model with {len(structure.graph.nodes)} nodes ({'fitted' if is_fitted else 'not fitted'})"]
+def _nodes_of(structure: Structure) -> Iterator[tuple[str, str, str]]:
+    """Each node, what kind it is, and its parents, as text that is safe to print."""
     for node in structure.graph.nodes:
-        parents = ", ".join(name for name, _ in structure.mechanisms[node].family.parents)
-        line = f"  {node}: {_kind(structure, node)}" + (f" <- {parents}" if parents else "")
-        lines.append(printable(line, keep=""))
-    return "\n".join(lines)
-
-
-def _show(value: Array) -> str:
-    text = np.array2string(np.asarray(value), precision=4, threshold=24, suppress_small=True)
-    return f"<pre style='margin:0'>{html.escape(text)}</pre>"
+        mechanism = structure.mechanisms[node]
+        kind = type(mechanism).__name__ + (", hidden" if node in structure.graph.hidden else "")
+        parents = ", ".join(name for name, _ in mechanism.family.parents)
+        yield printable(node, keep=""), kind, printable(parents, keep="")
 
 
 def _as_html(structure: Structure, params: Mapping[str, Mapping[str, Array]] | None) -> str:
     """A table with one row for each node and its parameters, for a notebook."""
     rows = []
-    for node in structure.graph.nodes:
-        own = params[node] if params is not None else {}
-        shown = {name: value for name, value in own.items() if not name.startswith(("network.", "module."))}
-        inner = "".join(
-            f"<tr><td style='text-align:left;vertical-align:top'>{_escaped(name)}</td>"
-            f"<td style='text-align:left'>{_show(value)}</td></tr>"
-            for name, value in shown.items()
-        )
-        parents = _escaped(", ".join(name for name, _ in structure.mechanisms[node].family.parents)) or "–"
-        rows.append(
-            "<tr style='vertical-align:top'>"
-            f"<td style='text-align:left'><b>{_escaped(node)}</b></td>"
-            f"<td style='text-align:left'>{_escaped(_kind(structure, node))}</td>"
-            f"<td style='text-align:left'>{parents}</td><td><table>{inner}</table></td></tr>"
-        )
-    state = "fitted" if params is not None else "not fitted"
-    head = "".join(
-        f"<th style='text-align:left'>{name}</th>" for name in ("node", "mechanism", "parents", "parameters")
+    for node, told in zip(structure.graph.nodes, _nodes_of(structure), strict=True):
+        shown = [
+            f"{html.escape(printable(name, keep=''))}<pre>{html.escape(_digits(value))}</pre>"
+            for name, value in (params or {}).get(node, {}).items()
+            if not name.startswith(("network.", "module."))
+        ]
+        rows.append((*map(html.escape, told), "".join(shown)))
+    frame = pd.DataFrame(rows, columns=["node", "mechanism", "parents", "parameters"])
+    with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
+        table = frame.to_html(index=False, escape=False, justify="left", border=0)
+    return f"<div><p><b>otpdag model</b> ({'not ' if params is None else ''}fitted)</p>{table}</div>"
+
+
+def _digits(value: Array) -> str:
+    return np.array2string(np.asarray(value), precision=4, threshold=24, suppress_small=True)
+
+
+# -- a canonical order of hidden labels and signs, so that two fits compare --------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Other labels or another sign of one node: what becomes of the parameters of mechanisms and of maps."""
+
+    node: str
+    of_mechanism: Callable[[Mechanism, Params, Collection[str]], dict[str, Tensor] | None]
+    of_map: Callable[[AmortizedMap, Phi], Phi | None]
+
+
+def in_one_order(
+    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap]
+) -> tuple[Naturals, Phi]:
+    """Relabel categories and flip signs of hidden nodes, in the model and in its backward maps."""
+    hidden = [node for node in structure.graph.order if node in structure.graph.hidden]
+    # signs first: labels may be ordered by a number that one turns round
+    for node in sorted(hidden, key=lambda node: structure.mechanisms[node].space.is_discrete):
+        is_discrete = structure.mechanisms[node].space.is_discrete
+        change = (_new_labels if is_discrete else _new_sign)(structure, naturals, node)
+        changed = None if change is None else _changed(structure, naturals, phi, maps, change)
+        naturals, phi = (naturals, phi) if changed is None else changed
+    return naturals, phi
+
+
+def _changed(
+    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap], change: _Change
+) -> tuple[Naturals, Phi] | None:
+    """All parameters after a change; None if a mechanism or a map cannot follow, or a given parameter would differ."""
+    everywhere = dict(naturals)
+    for owner, mechanism in structure.mechanisms.items():
+        names = (owner, *(name for name, _ in mechanism.family.parents))
+        touched = {name for name in names if structure.base(name) == change.node}
+        if not touched:
+            continue
+        params = change.of_mechanism(mechanism, naturals[owner], touched)
+        if params is None or not _keeps_settings(mechanism, naturals[owner], params):
+            return None
+        everywhere[owner] = params
+    for backward in maps:
+        followed = change.of_map(backward, phi)
+        if followed is None:
+            return None
+        phi = followed
+    return everywhere, phi
+
+
+def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool:
+    """Whether all that a user fixed or tied is as it was."""
+    for name, parameter in mechanism.declared().items():
+        if not isinstance(parameter.setting, Fixed | Tied):
+            continue
+        held = torch.as_tensor(parameter.fixed_entries() | isinstance(parameter.setting, Tied))
+        if not torch.allclose(after[name][:, held], before[name][:, held]):
+            return False
+    return True
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def _new_labels(structure: Structure, naturals: Naturals, node: str) -> _Change | None:
+    order = _label_order(structure, naturals, node)
+    if order == sorted(order):
+        return None
+    return _Change(
+        node,
+        lambda mechanism, params, nodes: mechanism.relabelled(params, nodes, order),
+        lambda backward, phi: backward.relabelled(phi, node, order),
     )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f"<div><p><b>otpdag model</b> ({state})</p>{table}</div>"
+
+
+def _label_order(structure: Structure, naturals: Naturals, node: str, draws: int = 400) -> list[int]:
+    """States by the mean of the first child under do(node = state), over draws with the same noise for all."""
+    size = structure.mechanisms[node].space.width
+    child = _first_child(structure, node)
+    if child is None:
+        return list(range(size))
+    mechanism = structure.mechanisms[child]
+    if {name for name, _ in mechanism.family.parents} == {node}:  # there is nothing to draw where it has a mean
+        mean = mechanism.mean(naturals[child], {node: torch.eye(size, dtype=torch.float64).unsqueeze(0)})
+        if mean is not None:
+            positions = mechanism.space.position(mean)[0].tolist()
+            return sorted(range(size), key=lambda state: positions[state])
+    spaces = {name: structure.mechanisms[name].space for name in structure.given}
+    given = {name: space.neutral().expand(1, draws, -1) for name, space in spaces.items()}
+    means = []
+    for state in torch.eye(size, dtype=torch.float64):
+        drawn = _drawn(structure, naturals, {**given, node: state.expand(1, draws, size)})
+        means.append(_position(structure, naturals, child, drawn))
+    return sorted(range(size), key=lambda state: means[state])
+
+
+def _first_child(structure: Structure, node: str) -> str | None:
+    """The first observed child, or the first of all."""
+    children = sorted(structure.graph.children(node), key=lambda child: child in structure.graph.hidden)
+    return children[0] if children else None
+
+
+def _drawn(structure: Structure, naturals: Naturals, do: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of the model, or the last steps of short sequences with the values that those depend on."""
+    generator, rows = torch.Generator().manual_seed(0), next(iter(do.values())).shape[1]
+    if not structure.graph.is_dynamic:
+        return ancestral(structure, naturals, rows, generator, do=do)
+    longest = max(edge.by for edge in structure.graph.lags)
+    steps = {node: value.unsqueeze(2).expand(-1, -1, longest + 1, -1) for node, value in do.items()}
+    drawn = ancestral_sequences(structure, naturals, rows, longest + 1, generator, do=steps)
+    last = {node: value[:, :, -1] for node, value in drawn.items()}
+    lagged = {lag_name(edge.parent, edge.by): drawn[edge.parent][:, :, -1 - edge.by] for edge in structure.graph.lags}
+    return last | lagged
+
+
+def _position(structure: Structure, naturals: Naturals, child: str, drawn: Mapping[str, Tensor]) -> float:
+    """One number that tells where a child lies."""
+    mechanism = structure.mechanisms[child]
+    mean = mechanism.mean(naturals[child], structure.parents(child, drawn))
+    return float(mechanism.space.position(drawn[child] if mean is None else mean).mean())
+
+
+# -- signs ------------------------------------------------------------------------------------------------------------
+
+
+def _new_sign(structure: Structure, naturals: Naturals, node: str) -> _Change | None:
+    """The turn that makes the first child's slopes positive; None if it is of no use or makes no sense."""
+    child = _first_child(structure, node)
+    if child is None or not structure.mechanisms[node].space.is_unbounded:
+        return None
+    below = structure.mechanisms[child]
+    slopes = below.slopes(naturals[child], node) if isinstance(below, Sloped) else None
+    if slopes is None or bool((slopes[0] >= 0).all()):
+        return None
+    sign = torch.where(slopes[0] < 0, -1.0, 1.0).to(slopes)
+    return _Change(
+        node,
+        lambda one, params, nodes: one.turned(params, nodes, sign) if isinstance(one, Turning) else None,
+        lambda backward, phi: backward.turned(phi, node, sign),
+    )
