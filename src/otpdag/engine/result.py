@@ -164,8 +164,7 @@ class FitResult:
             A table indexed by node, parameter and index, with estimate, lower and upper end, standard error, and what
             the index means (``at``); its ``attrs["stuck"]`` says how many draws did not settle.
         """
-        problem = self._deterministic("intervals need")
-        table = self._intervals(problem, BootstrapOptions(draws=draws, level=level, seed=seed, jobs=jobs))
+        table = self._intervals(draws, level, seed, jobs)
         if table.attrs["stuck"]:
             text = f"{table.attrs['stuck']} of {draws} draws of the bootstrap did not settle: the intervals may be wide"
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
@@ -184,13 +183,21 @@ class FitResult:
         Returns:
             For node and parameter an array (draws, ...) in the shape of ``model.params()``; NaN where a fit failed.
         """
-        problem = units_of(self._deterministic("a bootstrap needs")).in_units()
-        options = BootstrapOptions(draws=draws, seed=seed, jobs=jobs)
-        points, _ = bootstrap_draws(problem, point_of(self.model, problem), options)
+        problem, points, _ = self._resampled("a bootstrap needs", draws, seed, jobs)
         return described_parameters(problem, points)
 
-    def _intervals(self, problem: Problem, options: BootstrapOptions) -> pd.DataFrame:
-        table = bootstrap_table(units_of(problem).in_units(), point_of(self.model, problem), options)
+    def _resampled(self, who: str, draws: int, seed: int, jobs: int) -> tuple[Units, Tensor, Tensor]:
+        """The problem in units, where fits of resampled units ended (draws, P), and which of them settled (draws,)."""
+        if draws < 10:
+            raise ModelError(f"draws must be at least 10; got {draws}")
+        problem = units_of(self._deterministic(who)).in_units()
+        return problem, *bootstrap_draws(problem, point_of(self.model, problem), draws, seed, jobs)
+
+    def _intervals(self, draws: int, level: float, seed: int, jobs: int = 1) -> pd.DataFrame:
+        check_level(level)
+        problem, points, settled = self._resampled("intervals need", draws, seed, jobs)
+        table = _summarise(problem, point_of(self.model, problem), points, level)
+        table.attrs["stuck"] = int((~settled).sum())
         named = estimates(self.model)
         names = named.loc[~named["fixed"], "at"]
         if len(names) == len(table):
@@ -266,8 +273,7 @@ class FitResult:
         return table, said, "observed information" if kind == "information" else kind
 
     def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
-        problem = self._deterministic("intervals need")
-        drawn = self._intervals(problem, BootstrapOptions(draws=draws, level=level, seed=seed))
+        drawn = self._intervals(draws, level, seed)
         table = without_errors(self.model)
         for column in ("std_error", "lower", "upper"):
             table.loc[table["note"] != "fixed", column] = drawn[column].to_numpy()
@@ -352,64 +358,31 @@ class FitResult:
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class BootstrapOptions:
-    """How a bootstrap runs.
-
-    Args:
-        draws: Number of resampled fits.
-        level: Nominal coverage of the intervals.
-        seed: Determines the resamples.
-        jobs: Processes; -1 takes all cores.
-        chunk: Draws that train together in one process.
-        steps: Most steps of each warm-started fit.
-    """
-
-    draws: int = 200
-    level: float = 0.9
-    seed: int = 0
-    jobs: int = 1
-    chunk: int = 20
-    steps: int = 300
-
-    def __post_init__(self) -> None:
-        """Refuse what gives no interval."""
-        if self.draws < 10:
-            raise ModelError(f"draws must be at least 10; got {self.draws}")
-        check_level(self.level)
-
-
-def bootstrap_table(problem: Units, point: Tensor, options: BootstrapOptions) -> pd.DataFrame:
-    """Percentile intervals of every learned parameter, in the layout of ``Model.params()``.
-
-    ``attrs["stuck"]`` of the table is the number of draws that failed or were still falling when their steps ended.
+def bootstrap_draws(
+    problem: Units, point: Tensor, draws: int, seed: int = 0, jobs: int = 1, chunk: int = 20
+) -> tuple[Tensor, Tensor]:
+    """Where the fits of resampled units ended (draws, P), and which of them settled (draws,).
 
     Args:
         problem: The problem that was solved.
         point: Its solution (1, P), from which every draw starts.
-        options: Number of draws, level, seed.
+        draws: Number of resampled fits.
+        seed: Determines the resamples.
+        jobs: Processes; -1 takes all cores.
+        chunk: Draws that train together in one process.
     """
-    draws, settled = bootstrap_draws(problem, point, options)
-    table = _summarise(problem, point, draws, options.level)
-    table.attrs["stuck"] = int((~settled).sum())
-    return table
-
-
-def bootstrap_draws(problem: Units, point: Tensor, options: BootstrapOptions) -> tuple[Tensor, Tensor]:
-    """Where the fits of resampled rows ended (draws, P), and which of them settled (draws,)."""
     from joblib import Parallel, delayed
 
-    seeds = np.random.SeedSequence(options.seed).generate_state(-(-options.draws // options.chunk))
-    sizes = [min(options.chunk, options.draws - i * options.chunk) for i in range(len(seeds))]
-    chunks = Parallel(n_jobs=options.jobs)(
-        delayed(_one_chunk)(problem, point, size, int(seed), options.steps)
-        for size, seed in zip(sizes, seeds, strict=True)
+    seeds = np.random.SeedSequence(seed).generate_state(-(-draws // chunk))
+    sizes = [min(chunk, draws - i * chunk) for i in range(len(seeds))]
+    chunks = Parallel(n_jobs=jobs)(
+        delayed(_one_chunk)(problem, point, size, int(own)) for size, own in zip(sizes, seeds, strict=True)
     )
-    draws, settled = (torch.cat(list(parts)) for parts in zip(*chunks, strict=True))
-    return draws, settled
+    ended, settled = (torch.cat(list(parts)) for parts in zip(*chunks, strict=True))
+    return ended, settled
 
 
-def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int) -> tuple[Tensor, Tensor]:
+def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int = 300) -> tuple[Tensor, Tensor]:
     """Where the resampled fits of a chunk ended, and which settled: every draw is a data set with one start."""
     generator = np.random.default_rng(seed)
     base = problem.weight[0].double().numpy()
@@ -429,6 +402,7 @@ def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int)
 
 
 def _summarise(problem: Units, point: Tensor, draws: Tensor, level: float) -> pd.DataFrame:
+    """Percentile intervals of every learned parameter, in the layout of ``Model.params()``."""
     estimate, spread = described_parameters(problem, point), described_parameters(problem, draws)
     tail = (1 - level) / 2
     rows = []
