@@ -188,9 +188,9 @@ class FitResult:
 
     def _resampled(self, who: str, draws: int, seed: int, jobs: int) -> tuple[Units, Tensor, Tensor]:
         """The problem in units, where fits of resampled units ended (draws, P), and which of them settled (draws,)."""
+        problem = units_of(self._deterministic(who)).in_units()
         if draws < 10:
             raise ModelError(f"draws must be at least 10; got {draws}")
-        problem = units_of(self._deterministic(who)).in_units()
         return problem, *bootstrap_draws(problem, point_of(self.model, problem), draws, seed, jobs)
 
     def _intervals(self, draws: int, level: float, seed: int, jobs: int = 1) -> pd.DataFrame:

@@ -40,16 +40,7 @@ class SavedMap:
     """A learned map as a file holds it: what :meth:`AmortizedMap.spec` says, and centre and spread of the columns."""
 
     spec: Mapping[str, Any]
-    nodes: tuple[str, ...]
-    roots: tuple[str, ...]
-    shift: Mapping[str, Tensor]
-    scale: Mapping[str, Tensor]
-
-    @classmethod
-    def of(cls, backward: AmortizedMap) -> SavedMap:
-        """Describe a map."""
-        code = backward.code
-        return cls(backward.spec(), code.nodes, tuple(sorted(code.roots)), code.shift, code.scale)
+    code: RowCode
 
     @property
     def name(self) -> str:
@@ -63,9 +54,8 @@ class SavedMap:
 
     def rebuilt(self, structure: Structure, factory: MapFactory) -> AmortizedMap:
         """The map, built by its class or a function with the same arguments."""
-        code = RowCode(self.nodes, self.shift, self.scale, frozenset(self.roots))
         arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in self.spec.items() if key != "type"}
-        return factory(structure, code, **arguments)
+        return factory(structure, self.code, **arguments)
 
 
 @dataclass(frozen=True)
@@ -89,11 +79,10 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
         tensors |= {f"natural/{node}/{name}": value for name, value in naturals.items()}
     for node, mechanism in structure.mechanisms.items():
         tensors |= {f"buffers/{node}/{name}": value for name, value in buffers_of(mechanism).items()}
-    maps = (*map(SavedMap.of, state.maps), *state.left_out)
+    maps = (*(SavedMap(one.spec(), one.code) for one in state.maps), *state.left_out)
     for saved in maps:
-        for node in saved.shift:
-            tensors[f"code/{saved.name}/{node}/shift"] = saved.shift[node]
-            tensors[f"code/{saved.name}/{node}/scale"] = saved.scale[node]
+        for what, units in (("shift", saved.code.shift), ("scale", saved.code.scale)):
+            tensors |= {f"code/{saved.name}/{node}/{what}": value for node, value in units.items()}
     description = {
         "format": WHAT,
         "version": FORMAT_VERSION,
@@ -102,7 +91,8 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
         "mechanisms": {node: mechanism.spec() for node, mechanism in structure.mechanisms.items()},
         "schema": None if state.schema is None else state.schema.to_dict(),
         "maps": [
-            {"spec": dict(s.spec), "code": list(s.nodes), "units": list(s.shift), "roots": list(s.roots)} for s in maps
+            {"spec": dict(saved.spec), "code": [*code.nodes], "units": [*code.shift], "roots": sorted(code.roots)}
+            for saved, code in ((saved, saved.code) for saved in maps)
         ],
         "count_range": dict(state.count_range),
     }
@@ -336,14 +326,14 @@ def _saved_map(entry: Mapping[str, Any], structure: Structure, tensors: Mapping[
         raise ValueError("a map lacks the units of what it reads")
     if not isinstance(spec["type"], str) or not isinstance(spec["name"], str):
         raise ValueError("a map must have the names of its class and of itself")
-    own = _under(tensors, f"code/{spec['name']}/")
-    shapes = {node: (structure.mechanisms[node].space.width,) for node in entry["units"]}
-    shift = {node: _finite(f"{node}/shift", own[f"{node}/shift"]) for node in entry["units"]}
-    scale = {node: _finite(f"{node}/scale", own[f"{node}/scale"], positive=True) for node in entry["units"]}
-    for node, shape in shapes.items():
-        if tuple(shift[node].shape) != shape or tuple(scale[node].shape) != shape:
-            raise ValueError(f"a map has units of another shape than node {node!r}")
-    return SavedMap(spec, tuple(entry["code"]), tuple(entry["roots"]), shift, scale)
+    units: dict[str, dict[str, Tensor]] = {"shift": {}, "scale": {}}
+    for what, held in units.items():
+        for node in entry["units"]:
+            key = f"code/{spec['name']}/{node}/{what}"
+            held[node] = _finite(key, tensors[key], positive=what == "scale")
+            if tuple(held[node].shape) != (structure.mechanisms[node].space.width,):
+                raise ValueError(f"a map has units of another shape than node {node!r}")
+    return SavedMap(spec, RowCode(tuple(entry["code"]), units["shift"], units["scale"], frozenset(entry["roots"])))
 
 
 def _check_nodes(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> None:
