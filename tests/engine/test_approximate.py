@@ -10,8 +10,8 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.answers import queries
 from otpdag.likelihood import row_posterior
-from otpdag.likelihood.elimination import Budget
 from otpdag.likelihood.elimination import sums as split_messages
+from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.settings import SumSizes
 
 SIZE, ROWS = 4, 300
@@ -91,7 +91,7 @@ def test_what_is_read_off_a_model_says_whether_it_is_approximate(exactly, monkey
         warnings.simplefilter("error")
         exact, likelihood = model.impute(frame, seed=0, draws=50), model.score(frame, kind="likelihood")
     assert exact.attrs["approximate"] == ""
-    monkeypatch.setattr(row_posterior, "BUDGET", Budget(largest_table=4, merged=False))
+    monkeypatch.setattr(row_posterior, "BUDGET", EliminationOptions(largest_table=4))
     with pytest.warns(otp.ApproximationWarning, match="are approximate"):
         found = model.impute(frame, seed=0, draws=50)
     assert "are approximate" in found.attrs["approximate"]
@@ -107,7 +107,7 @@ def test_probabilities_of_a_hidden_node_say_it_too(exactly, monkeypatch):
     rows = frame.drop(columns="v11").head(30)
     exact = hidden.predict_proba(rows, "v11")
     for module in (row_posterior, queries):
-        monkeypatch.setattr(module, "BUDGET", Budget(largest_table=4, merged=False))
+        monkeypatch.setattr(module, "BUDGET", EliminationOptions(largest_table=4))
     with pytest.warns(otp.ApproximationWarning, match="are approximate"):
         found = hidden.predict_proba(rows, "v11")
     assert "are approximate" in found.attrs["approximate"]

@@ -15,7 +15,7 @@ from otpdag.data import Schema, encode
 from otpdag.engine.data_kind import lay_out_rows, one_start
 from otpdag.engine.optimiser import EM, Deterministic, Run, minimise
 from otpdag.likelihood import graph_problem
-from otpdag.likelihood.elimination import Tempering
+from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.likelihood.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
 from otpdag.likelihood.rows import RowObjective
 from otpdag.mechanisms.base import has_closed_form
@@ -398,7 +398,7 @@ def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far
     def moved(naturals, layout, tempering, *, outgrown):
         called.append("placed" if layout is along.placed else "unplaced" if layout is along.unplaced else "other")
         assert tempering == along.tempering
-        return replace(layout, options=layout.options) if not outgrown else Outgrown()
+        return replace(layout, blocks=layout.blocks) if not outgrown else Outgrown()
 
     class Outgrown:
         is_outgrown = True

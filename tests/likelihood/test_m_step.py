@@ -13,9 +13,9 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.engine.fit import recognise
 from otpdag.likelihood import m_step as newton_steps
-from otpdag.likelihood.elimination import expectations, lay_out
-from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.elimination.family_statistics import Counts, Moments, Rows, WeighedRows
+from otpdag.likelihood.elimination.evidence import Counts, Moments, Rows, expectations
+from otpdag.likelihood.elimination.families import WeighedRows, describe_families
+from otpdag.likelihood.elimination.layout import lay_out
 from otpdag.likelihood.m_step import find_twins, maximised, newton_step
 from otpdag.structure import unpack
 
@@ -232,7 +232,7 @@ def compare(twins, raw, statistics, slopes):
     after, shown = newton_step(twins, raw, statistics, slopes)
     sizes, total = [], torch.zeros(REPLICAS).double()
     for place, family in enumerate(twins.families):
-        own_slopes = {name: slope for (node, name), slope in slopes.items() if node == family.node}
+        own_slopes = slopes.get(family.node, {})
         for replica in range(REPLICAS):
             own = {name: value[replica, place] for name, value in raw.items()}
             (one,) = statistics[family.node]
@@ -284,9 +284,8 @@ def test_rows_that_are_only_likely_and_slopes_of_others_are_counted():
     raw = start(twins, rng, 0.3)
     natural = twins.families[0].mechanism.natural({name: value[:, 0] for name, value in raw.items()})
     slopes = {
-        (family.node, name): torch.as_tensor(rng.normal(size=value.shape))
+        family.node: {name: torch.as_tensor(rng.normal(size=value.shape)) for name, value in natural.items()}
         for family in twins.families
-        for name, value in natural.items()
     }
     assert set(compare(twins, raw, statistics, slopes)) == {1.0}
 

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from otpdag.data import Batch, random_part
 from otpdag.errors import ModelError
-from otpdag.likelihood import elimination
+from otpdag.likelihood.elimination.evidence import moved, total_evidence
+from otpdag.likelihood.elimination.layout import lay_out_within
 from otpdag.likelihood.row_posterior import BUDGET, Fitted
 from otpdag.mechanisms import Categorical
 from otpdag.mechanisms.base import Mechanism
@@ -129,12 +130,12 @@ def table_information(fitted: Fitted, batch: Batch, at_once: int = 4) -> Informa
     """
     structure = fitted.structure
     fitted.check_densities("the information of rows")
-    layout = elimination.lay_out_within(structure, batch, replace(BUDGET, approximate=False))
-    placed = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
+    layout = lay_out_within(structure, batch, replace(BUDGET, approximate=False))
+    placed = moved(fitted.naturals, layout)
     shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
 
     def loss(points: Tensor) -> Tensor:
-        return -elimination.total_evidence(structure.naturals(unpack(points, shapes)), placed)
+        return -total_evidence(structure.naturals(unpack(points, shapes)), placed)
 
     def gradient(points: Tensor) -> Tensor:
         return torch.cat([loss_and_gradient(loss, part)[1] for part in points.split(at_once)])

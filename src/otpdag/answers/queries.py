@@ -31,7 +31,9 @@ from otpdag.answers.information import delta_errors, pack_raw
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
-from otpdag.likelihood import elimination
+from otpdag.likelihood.elimination.evidence import moved
+from otpdag.likelihood.elimination.layout import lay_out_within, told
+from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family, abducted, can_abduct
@@ -94,16 +96,16 @@ class Question:
         fitted.check_densities("a question")
         self.structure, self.node = fitted.structure, node
         is_category = fitted.structure.mechanisms[node].space.is_discrete
-        layout = elimination.lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
-        self.note = "" if layout.beyond is None else elimination.told(layout)
-        self.layout = elimination.moved(fitted.naturals, layout) if layout.has_points else layout
+        layout = lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
+        self.note = "" if layout.beyond is None else told(layout)
+        self.layout = moved(fitted.naturals, layout)
 
     def at(self, naturals: Naturals) -> Belief:
         """The answer at some parameters (1, ...)."""
         with bounded_threads(0):
             if self.structure.mechanisms[self.node].space.is_discrete:
-                return Belief(elimination.state_probabilities(naturals, self.layout, self.node))
-            return Belief(*elimination.node_moments(naturals, self.layout, self.node))
+                return Belief(state_probabilities(naturals, self.layout, self.node))
+            return Belief(*node_moments(naturals, self.layout, self.node))
 
 
 def believe(
@@ -143,9 +145,9 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     structure = fitted.structure
     fitted.check_densities("an explanation")
     categories = [node for node, m in structure.mechanisms.items() if m.space.is_discrete]
-    layout = elimination.lay_out_within(structure, batch, EXACT, keep=categories)
+    layout = lay_out_within(structure, batch, EXACT, keep=categories)
     with bounded_threads(0):
-        states, log_density = elimination.likeliest_states(fitted.naturals, layout)
+        states, log_density = likeliest_states(fitted.naturals, layout)
     explained = Batch(
         {**batch.values, **{node: value.unsqueeze(0) for node, value in states.items()}},
         {**batch.mask, **{node: torch.ones(1, batch.rows, 1, dtype=torch.bool) for node in states}},

@@ -12,22 +12,19 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
-from otpdag.likelihood.elimination import (
-    Budget,
-    Layout,
-    Tempering,
+from otpdag.likelihood.elimination.evidence import (
+    Counts,
     complete_sums,
     expectations,
-    lay_out,
-    lay_out_within,
     log_evidence,
     moved,
     restless_copies,
-    state_probabilities,
-    told,
     total_evidence,
 )
-from otpdag.likelihood.elimination.family_statistics import Counts
+from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within, told
+from otpdag.likelihood.elimination.plans import EliminationOptions
+from otpdag.likelihood.elimination.posterior import state_probabilities
+from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
 from otpdag.likelihood.rows import RowObjective, TableRows
@@ -321,15 +318,16 @@ class GraphProblem(TableRows):
 def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem:
     """Lay rows out along the graph."""
     objective, sums = about.weights, about.closed.sums
-    budget = Budget(
+    budget = EliminationOptions(
+        sums.grid,
+        sums.count_atoms // 2,
+        sums.prior_draws,
         sums.largest_table,
-        sums.memory,
-        sums.entries,
-        sums.approximate,
-        points=(sums.grid, sums.count_atoms // 2),
+        memory=sums.memory,
         fine_table=FINE_TABLE,
-        vector_points=sums.prior_draws,
         integrate=objective.at(1.0).eps > 0,
+        entries=sums.entries,
+        approximate=sums.approximate,
     )
     layout = lay_out_within(about.structure, batch, budget, keep=_kept(about.structure, objective))
     complete = complete_sums(layout, batch.weight)

@@ -4,7 +4,7 @@ A graph of a thousand columns has few kinds of nodes. Twins differ in names, par
 computes from natural parameters does not depend on the node's name, so twins stand side by side on the replica axis;
 from raw to natural parameters their units differ, over which one call is mapped.
 
-- **In closed form** from expected counts and moments (:mod:`~otpdag.likelihood.elimination.family_statistics`), by
+- **In closed form** from expected counts and moments (:mod:`~otpdag.likelihood.elimination.evidence`), by
   ``fitted`` and ``regressed`` of each mechanism.
 - **Otherwise** one step up the expected log-density. A sample of the rows tells the curvature. Its height is tilted
   until its gradient is that of all rows: of those that show the family, and by ``slopes`` (in natural parameters) of
@@ -19,15 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from otpdag.likelihood.elimination.evidence import CHUNK, Counts, Moments, Rows, Statistics, weighed
 from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, stacked_replicas
-from otpdag.likelihood.elimination.family_statistics import (
-    CHUNK,
-    Counts,
-    Moments,
-    Rows,
-    Statistics,
-    weighed,
-)
 from otpdag.mechanisms.base import Buffered, ExponentialFamily, Mechanism, Params, Regressed, buffers_of
 from otpdag.structure import Naturals, Structure, pack, parameter_places, unpack
 
@@ -221,7 +214,7 @@ def newton_step(
     twins: Twins,
     raw: Mapping[str, Tensor],
     statistics: Mapping[str, tuple[Statistics, ...]],
-    slopes: Mapping[tuple[str, str], Tensor],
+    slopes: Mapping[str, Mapping[str, Tensor]],
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Raw parameters (R, n, ...) of n twins, moved up; and the log-density of all rows that show their families (R,).
 
@@ -236,8 +229,8 @@ def newton_step(
     shown = torch.zeros(len(some)).to(some)
     for numbers, evidence in _grouped(twins, statistics, len(some)):
         nodes = [twins.families[number].node for number in numbers]
-        names = [name for node, name in slopes if node == nodes[0]]
-        slope = {name: torch.stack([slopes[node, name] for node in nodes], 1).flatten(0, 1) for name in names}
+        names = slopes.get(nodes[0], {})
+        slope = {name: torch.stack([slopes[node][name] for node in nodes], 1).flatten(0, 1) for name in names}
         own = {name: value[:, numbers] for name, value in raw.items()}
         reached, complete = _step(twins.some(numbers), own, evidence, slope)
         for name, value in reached.items():

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.likelihood.elimination import Layout, Tempering, total_evidence
-from otpdag.likelihood.elimination.evidence import family_beliefs
+from otpdag.likelihood.elimination.evidence import family_beliefs, total_evidence
 from otpdag.likelihood.elimination.families import FamilyView
+from otpdag.likelihood.elimination.layout import Layout
+from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Naturals, Structure
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -14,8 +14,10 @@ from torch import Tensor
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch
 from otpdag.errors import ApproximationWarning, ModelError
-from otpdag.likelihood import elimination
-from otpdag.likelihood.elimination import Budget
+from otpdag.likelihood.elimination import posterior
+from otpdag.likelihood.elimination.evidence import log_evidence, moved
+from otpdag.likelihood.elimination.layout import Layout, lay_out_within, told
+from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import draw_noise
 from otpdag.numerics import bounded_threads
@@ -24,7 +26,7 @@ from otpdag.structure import Naturals, Structure
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BUDGET = Budget(points=(48, 96), merged=False)  # twice the points of a fit; rows alike are drawn each for itself
+BUDGET = EliminationOptions(48, 96, largest_table=2**23)  # twice the points of a fit
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
 
 
@@ -61,16 +63,16 @@ def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _layouts(
-    fitted: Fitted, batch: Batch, notes: list[str] | None, keep: tuple[str, ...] = ()
-) -> Iterator[tuple[Tensor, elimination.Layout]]:
+    fitted: Fitted, batch: Batch, notes: list[str] | None, keep: tuple[str, ...] = (), *, merged: bool = True
+) -> Iterator[tuple[Tensor, Layout]]:
     """Blocks of rows with what they miss laid out along the graph; what is approximate goes to the notes, or warns."""
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
-        layout = elimination.lay_out_within(fitted.structure, batch.take(index), BUDGET, keep=keep)
+        layout = lay_out_within(fitted.structure, batch.take(index), replace(BUDGET, merged=merged), keep=keep)
         if layout.beyond is not None and notes is None:
-            warnings.warn(elimination.told(layout), ApproximationWarning, stacklevel=4)
+            warnings.warn(told(layout), ApproximationWarning, stacklevel=4)
         elif layout.beyond is not None and notes is not None:
-            notes.append(elimination.told(layout))
-        yield index, elimination.moved(fitted.naturals, layout) if layout.has_points else layout
+            notes.append(told(layout))
+        yield index, moved(fitted.naturals, layout)
 
 
 @_on_few_threads
@@ -80,7 +82,7 @@ def log_likelihood(fitted: Fitted, batch: Batch, notes: list[str] | None = None)
     What is approximate is added to the notes; without them, an :class:`~otpdag.ApproximationWarning` says it.
     """
     fitted.check_densities("a likelihood")
-    parts = [elimination.log_evidence(fitted.naturals, layout)[0] for _, layout in _layouts(fitted, batch, notes)]
+    parts = [log_evidence(fitted.naturals, layout)[0] for _, layout in _layouts(fitted, batch, notes)]
     return torch.cat(parts)
 
 
@@ -89,7 +91,7 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, notes: list[str
     """Posterior probabilities of a hidden or missing category, row by row: (N, K); notes as in `log_likelihood`."""
     fitted.check_densities("state probabilities")
     layouts = _layouts(fitted, batch, notes, keep=(node,))
-    return torch.cat([elimination.state_probabilities(fitted.naturals, layout, node) for _, layout in layouts])
+    return torch.cat([posterior.state_probabilities(fitted.naturals, layout, node) for _, layout in layouts])
 
 
 @_on_few_threads
@@ -114,8 +116,8 @@ def posterior_draws(
         node: torch.zeros(batch.rows, draws, mechanism.space.width, dtype=torch.float64)
         for node, mechanism in structure.mechanisms.items()
     }
-    for index, layout in _layouts(fitted, batch, notes):
-        made = elimination.posterior_draws(fitted.naturals, layout, draws, generator, stratified=stratified)
+    for index, layout in _layouts(fitted, batch, notes, merged=False):  # rows alike are drawn each for itself
+        made = posterior.posterior_draws(fitted.naturals, layout, draws, generator, stratified=stratified)
         for node, value in made.items():
             drawn[node][index] = value
     return drawn

@@ -10,7 +10,10 @@ from scipy.special import logsumexp
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import encode
-from otpdag.likelihood.elimination import EliminationOptions, Tempering, lay_out, log_evidence, moved, total_evidence
+from otpdag.likelihood.elimination.evidence import log_evidence, moved, total_evidence
+from otpdag.likelihood.elimination.layout import lay_out
+from otpdag.likelihood.elimination.plans import EliminationOptions
+from otpdag.likelihood.elimination.sums import Tempering
 from tests.likelihood.elimination.worlds import CATEGORY, enumerated, make_world, mixed_nodes, random_edges, with_leaves
 
 # -- the evidence of rows and its gradient, against sums over all joint states and fine grids -------------------------

@@ -10,21 +10,12 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
-from otpdag.likelihood.elimination import (
-    Budget,
-    EliminationOptions,
-    lay_out,
-    lay_out_within,
-    log_evidence,
-    moved,
-    told,
-    total_evidence,
-)
-from otpdag.likelihood.elimination import evidence as budget
+from otpdag.likelihood.elimination import layout as layouts
+from otpdag.likelihood.elimination.evidence import log_evidence, moved, total_evidence
 from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.elimination.plans import Kind, elimination_order, order_cost, plan
-from otpdag.likelihood.elimination.points import Placement
-from otpdag.likelihood.elimination.row_layout import Layout, _mixed
+from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within, told
+from otpdag.likelihood.elimination.plans import EliminationOptions, Kind, elimination_order, order_cost, plan
+from otpdag.likelihood.elimination.unknown_numbers import Placement
 from otpdag.spaces import Count, Discrete, Real
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import gappy, lattice, make_world, mixed_nodes, random_naturals
@@ -185,14 +176,6 @@ def test_covariates_are_conditioned_on():
     )
 
 
-def test_hashes_are_spread_like_those_of_splitmix64():
-    """The first numbers of the generator from 1234567, as its authors and others publish them."""
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
-    with np.errstate(over="ignore"):
-        states = np.uint64(1234567) + np.uint64(0x9E3779B97F4A7C15) * np.arange(1, 5, dtype=np.uint64)
-        assert _mixed(states).tolist() == published
-
-
 @pytest.mark.parametrize(
     ("wide", "size", "has_origin", "outgrown"),
     [(5, 40, True, False), (6, 40, True, True), (6, 96, True, False), (6, 40, False, False)],
@@ -239,7 +222,7 @@ def test_blocks_of_rows_change_nothing():
 
 def test_a_budget_that_is_too_small_says_what_exact_sums_would_take():
     structure, _, batch = lattice(4, 0.5)
-    layout = lay_out_within(structure, batch, Budget(largest_table=8))
+    layout = lay_out_within(structure, batch, EliminationOptions(largest_table=8))
     assert layout is not None
     assert layout.beyond is not None
     assert layout.beyond.rows == batch.rows
@@ -247,18 +230,18 @@ def test_a_budget_that_is_too_small_says_what_exact_sums_would_take():
     assert "20 of 20 rows" in told(layout)
     assert "belief propagation" in told(layout)
     with pytest.raises(ModelError, match="a table of 32 entries for one row; at most 8 are summed"):
-        lay_out_within(structure, batch, Budget(largest_table=8, approximate=False))
+        lay_out_within(structure, batch, EliminationOptions(largest_table=8, approximate=False))
     assert "exact" in told(lay_out(structure, batch))
 
 
 def test_rows_that_need_large_tables_may_be_too_many(monkeypatch):
     structure, naturals, batch = lattice(4, 0.5)
     exact = lay_out(structure, batch)
-    assert lay_out_within(structure, batch, Budget(entries=1)).beyond is None  # many small rows are fine
-    monkeypatch.setattr(budget, "LARGE_ROW", 100)
-    monkeypatch.setattr(budget, "SPLIT_TABLES", (16, 8))
-    assert lay_out_within(structure, batch, Budget(entries=exact.elements)).beyond is None
-    found = lay_out_within(structure, batch, Budget(entries=exact.elements - 1))
+    assert lay_out_within(structure, batch, EliminationOptions(entries=1)).beyond is None  # many small rows are fine
+    monkeypatch.setattr(layouts, "LARGE_ROW", 100)
+    monkeypatch.setattr(layouts, "SPLIT_TABLES", (16, 8))
+    assert lay_out_within(structure, batch, EliminationOptions(entries=exact.elements)).beyond is None
+    found = lay_out_within(structure, batch, EliminationOptions(entries=exact.elements - 1))
     assert found.beyond.entries > 0
     assert found.largest_table <= 16 < exact.largest_table
     torch.testing.assert_close(log_evidence(naturals, found), log_evidence(naturals, exact), rtol=0, atol=0.02)

@@ -11,10 +11,11 @@ from scipy.stats import multivariate_normal
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.likelihood.elimination import lay_out, linear_normal, log_evidence, posterior_draws, total_evidence
-from otpdag.likelihood.elimination import plans as piece_plans
+from otpdag.likelihood.elimination import unknown_numbers
+from otpdag.likelihood.elimination.evidence import log_evidence, total_evidence
 from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.elimination.linear_normal import BlockTridiagonal, Equations, point_moments
+from otpdag.likelihood.elimination.layout import lay_out
+from otpdag.likelihood.elimination.unknown_numbers import Equations
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import (
     CASES,
@@ -117,14 +118,12 @@ def test_integrals_and_moments_are_those_of_the_plain_equations(case, power):
     assert rows.tolist() == [[plains[0, piece, state].row for state in range(rows.shape[1])] for piece in range(PIECES)]
 
 
-class Told:
+def told(shape):
     """Noise that is known: nothing at first, then each unit vector."""
-
-    def normal(self, shape, dtype):
-        noise = torch.zeros(shape, dtype=dtype)
-        for coordinate in range(shape[-1]):
-            noise[:, coordinate + 1, coordinate] = 1.0
-        return noise
+    noise = torch.zeros(shape, dtype=torch.float64)
+    for coordinate in range(shape[-1]):
+        noise[:, coordinate + 1, coordinate] = 1.0
+    return noise
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,7 +133,7 @@ def test_draws_are_the_mean_and_a_root_of_the_covariance_times_noise(case):
     integrals = group.integrate(equations, points)
     state = torch.as_tensor(rng.integers(0, math.prod(group.states), size=(PIECES, 1))).expand(-1, group.dim + 1)
     placed = [normal(rng, PIECES, 1).expand(-1, group.dim + 1) for _ in points]
-    drawn = integrals.draws(state, placed, Told()).numpy()
+    drawn = integrals.draws(state, placed, told).numpy()
     for piece in range(PIECES):
         plain = Plain(group, equations, 1.0, 0, piece, int(state[piece, 0]))
         _, mean, covariance = plain.given(np.array([float(one[piece, 0]) for one in placed]))
@@ -146,7 +145,7 @@ def test_draws_are_the_mean_and_a_root_of_the_covariance_times_noise(case):
 def test_large_clusters_are_multiplied_one_instance_at_a_time(monkeypatch):
     group, equations, points = make_group(np.random.default_rng(5))
     plain = group.integrate(equations, points)
-    monkeypatch.setattr(linear_normal, "GATHERED", 2)
+    monkeypatch.setattr(unknown_numbers, "GATHERED", 2)
     again = group.integrate(equations, points)
     torch.testing.assert_close(again.mean, plain.mean)
     torch.testing.assert_close(again.table, plain.table)
@@ -164,52 +163,7 @@ def test_clusters_without_a_finite_integral_are_not_numbers():
     assert found.table.isnan().all()
 
 
-def test_moments_of_points_are_weighed_sums():
-    rng = np.random.default_rng(3)
-    points = [normal(rng, 2, 3, many) for many in (2, 4, 3)]
-    weight = torch.as_tensor(rng.random((2, 3, 5, 2, 4, 3)))
-    many, one, two = point_moments(weight, points)
-    assert many == 3
-    names = "abc"
-    for i in range(3):
-        torch.testing.assert_close(one[..., i], torch.einsum(f"rntabc,rn{names[i]}->rnt", weight, points[i]))
-        for j in range(3):
-            inner = torch.einsum(f"rntabc,rn{names[i]},rn{names[j]}->rnt", weight, points[i], points[j])
-            torch.testing.assert_close(two[..., i, j], inner)
-
-
-# -- chains and trees of unknown linear normal numbers, against dense matrices and the multivariate normal ------------
-
-
-def banded(rng, blocks, width):
-    """A random precision with a band, as a matrix and as its blocks."""
-    size = blocks * width
-    factor = np.tril(rng.normal(size=(size, size))) + 3 * np.eye(size)
-    place = np.arange(size) // width
-    factor[(place[:, None] - place[None, :]) > 1] = 0.0
-    whole = factor @ factor.T
-    split = torch.from_numpy(whole).reshape(blocks, width, blocks, width).transpose(1, 2)
-    diagonal = torch.stack([split[k, k] for k in range(blocks)])
-    upper = torch.stack([split[k, k + 1] for k in range(blocks - 1)])
-    return whole, diagonal[:, None, None, None], upper[:, None, None, None]
-
-
-@pytest.mark.parametrize(("blocks", "width"), [(2, 1), (7, 1), (5, 3)])
-def test_a_chain_of_blocks_is_inverted_like_its_matrix(blocks, width):
-    rng = np.random.default_rng(blocks)
-    whole, diagonal, upper = banded(rng, blocks, width)
-    found, inverse = BlockTridiagonal.of(diagonal, upper), np.linalg.inv(whole)
-    assert found.log_determinant.item() == pytest.approx(np.linalg.slogdet(whole)[1])
-    vector = rng.normal(size=blocks * width)
-    np.testing.assert_allclose(found.times(torch.from_numpy(vector)[None, None, None])[0, 0, 0], inverse @ vector)
-    for k in range(blocks):
-        at, after = slice(k * width, (k + 1) * width), slice((k + 1) * width, (k + 2) * width)
-        np.testing.assert_allclose(found.diagonal[k, 0, 0, 0], inverse[at, at], atol=1e-12)
-        if k + 1 < blocks:
-            np.testing.assert_allclose(found.upper[k, 0, 0, 0], inverse[at, after], atol=1e-12)
-    eye = torch.eye(blocks * width).double()[None]  # noise is linear: its images of unit vectors tell the covariance
-    turned = found.noise(eye, (torch.zeros(1, len(eye[0])).long(), torch.zeros(1, len(eye[0])).long()))[0]
-    np.testing.assert_allclose(turned.T @ turned, inverse, atol=1e-12)
+# -- chains and trees of unknown linear normal numbers, against the multivariate normal -------------------------------
 
 
 def chain(rng, hidden, **options):
@@ -223,7 +177,6 @@ def chain(rng, hidden, **options):
 def test_long_chains_have_the_density_of_the_multivariate_normal():
     structure, naturals, batch = chain(np.random.default_rng(0), 40, rows=6, gaps=0.3)
     layout = lay_out(structure, batch)
-    assert max(source.group.band for block in layout.blocks for source in block.linear) > 0
     found = log_evidence(naturals, layout)[0]
     mean, covariance, order = linear_moments(structure, naturals)
     for row in range(batch.rows):
@@ -232,27 +185,6 @@ def test_long_chains_have_the_density_of_the_multivariate_normal():
         value = [float(batch.values[n][0, row, 0]) for n in seen]
         truth = multivariate_normal(np.asarray(mean)[at], np.asarray(covariance)[np.ix_(at, at)]).logpdf(value)
         assert found[row].item() == pytest.approx(truth, rel=1e-9)
-
-
-def slopes(structure, naturals, batch):
-    leaves = {n: {k: v.clone().requires_grad_() for k, v in params.items()} for n, params in naturals.items()}
-    total_evidence(leaves, lay_out(structure, batch)).sum().backward()
-    return {n: {k: v.grad for k, v in params.items()} for n, params in leaves.items()}
-
-
-def test_long_chains_have_the_gradients_and_draws_of_dense_ones(monkeypatch):
-    structure, naturals, batch = chain(np.random.default_rng(1), 30, rows=5, gaps=0.3)
-    along = slopes(structure, naturals, batch)
-    drawn = posterior_draws(naturals, lay_out(structure, batch), 4000, torch.Generator().manual_seed(0))
-    monkeypatch.setattr(piece_plans, "ORDERED_FROM", 10**6)
-    dense = lay_out(structure, batch)
-    assert all(source.group.band == 0 for block in dense.blocks for source in block.linear)
-    torch.testing.assert_close(along, slopes(structure, naturals, batch))
-    other = posterior_draws(naturals, dense, 4000, torch.Generator().manual_seed(1))
-    for node in ("h0", "h10", "h29"):
-        one, two = drawn[node][..., 0], other[node][..., 0]
-        assert (one.mean(1) - two.mean(1)).abs().max() < 5 * two.std() / 4000**0.5 * 2**0.5
-        assert (one.std(1) / two.std(1) - 1).abs().max() < 0.08
 
 
 # -- linear normal families as equations: the same densities, whatever the units --------------------------------------

@@ -5,33 +5,24 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from otpdag import mechanisms as m
-from otpdag.likelihood.elimination import (
-    EliminationOptions,
-    expectations,
-    lay_out,
-    log_evidence,
-    moved,
+from otpdag.likelihood.elimination.evidence import expectations, log_evidence, moved, total_evidence
+from otpdag.likelihood.elimination.layout import Step, lay_out
+from otpdag.likelihood.elimination.plans import EliminationOptions, elimination_order, split
+from otpdag.likelihood.elimination.posterior import (
+    RandomNumbers,
+    drawn_copies,
+    draws,
     posterior_draws,
     state_probabilities,
-    total_evidence,
 )
-from otpdag.likelihood.elimination.plans import elimination_order, split
-from otpdag.likelihood.elimination.sum_product import (
-    RandomNumbers,
-    Step,
-    beliefs,
-    draws,
-    eliminate,
-    replica_draws,
-    variable_beliefs,
-)
-from otpdag.likelihood.elimination.sums import Factors, Tempering, drawn_copies
+from otpdag.likelihood.elimination.sums import Factors, Tempering, beliefs, eliminate
 from tests.likelihood.elimination.worlds import lattice, make_world
 
 # -- sums along an order, against sums over all joint states ----------------------------------------------------------
@@ -99,24 +90,21 @@ def test_evidence_and_beliefs_are_those_of_all_joint_states(seed):
     out = {sizes: torch.zeros_like(bank) for sizes, bank in banks.items()}
     out[()][:, 1:] = weight
     told = dict.fromkeys(range(3))
-    for cell, belief in variable_beliefs(steps, conditionals, out):
-        told[int(cell[0]) % 3] = belief
+    for step, belief in beliefs(steps, conditionals, out):
+        told[int(step.cell[0]) % 3] = belief.reshape(REPLICAS, PIECES, -1, step.sizes[-1]).sum(2)
     for axis, away in enumerate(((3, 4), (2, 4), (2, 3))):
         torch.testing.assert_close(told[axis], weight * shares.sum(away))
     torch.testing.assert_close(out[2, 3][:, 1:], weight * shares.sum(4).transpose(-1, -2).flatten(2))
     torch.testing.assert_close(out[2, 4][:, 1:], weight * shares.sum(2).flatten(2))
     torch.testing.assert_close(out[4,][:, 1 : 1 + PIECES], out[4,][:, 1 + PIECES :])
-    again = {sizes: torch.zeros_like(bank) for sizes, bank in banks.items()}
-    again[()][:, 1:] = weight
-    beliefs(steps, conditionals, again)
-    assert all(torch.equal(again[sizes], out[sizes]) for sizes in out)
 
 
 def test_the_largest_entry_instead_of_the_sum():
     joint, banks, steps = chain(7)
     conditionals = eliminate(steps, banks, best=True)
     torch.testing.assert_close(banks[()][:, 1:, 0], joint.flatten(2).amax(-1))
-    states = draws(steps, conditionals, 3 * PIECES, 1, RandomNumbers(torch.Generator().manual_seed(0)))
+    block = SimpleNamespace(steps=steps, cell_node=torch.zeros(3 * PIECES))
+    states = draws(block, [one[:1] for one in conditionals], 1, RandomNumbers(torch.Generator().manual_seed(0)))
     best = joint[0].flatten(1).argmax(-1)
     expected = torch.stack(torch.unravel_index(best, SIZES), 1)
     assert torch.equal(states.reshape(PIECES, 3), expected)
@@ -126,13 +114,14 @@ def test_draws_are_joint():
     joint, banks, steps = chain(5)
     conditionals = eliminate(steps, banks)
     numbers = RandomNumbers(torch.Generator().manual_seed(1))
-    states = draws(steps, conditionals, 3 * PIECES, 20_000, numbers).reshape(PIECES, 3, -1)
+    block = SimpleNamespace(steps=steps, cell_node=torch.zeros(3 * PIECES))
+    states = draws(block, [one[:1] for one in conditionals], 20_000, numbers).reshape(PIECES, 3, -1)
     shares = joint.flatten(2).softmax(-1).reshape(joint.shape)
     for a, b, c in itertools.product(*map(range, SIZES)):
         here = (states[:, 0] == a) & (states[:, 1] == b) & (states[:, 2] == c)
         torch.testing.assert_close(here.double().mean(-1), shares[0, :, a, b, c], atol=0.016, rtol=0)
-    generator = torch.Generator().manual_seed(2)
-    many = torch.stack([replica_draws(steps, conditionals, 3 * PIECES, generator) for _ in range(3000)])
+    numbers = RandomNumbers(torch.Generator().manual_seed(2))
+    many = torch.stack([draws(block, conditionals, REPLICAS, numbers) for _ in range(3000)])
     first = many.reshape(-1, PIECES, 3, REPLICAS)[:, :, 0].permute(2, 1, 0)  # (R, pieces, draws) of a
     for a in range(3):
         torch.testing.assert_close(
@@ -251,7 +240,7 @@ def test_the_gradient_is_that_of_the_approximate_evidence():
 @pytest.mark.slow
 def test_joint_draws_are_those_of_the_exact_posterior():
     structure, naturals, batch = lattice(4, 1.0, rows=6, reading=0.3)
-    exact, found = lay_out(structure, batch), lay_out(structure, batch, replace(TINY, merged=False))
+    exact, found = (lay_out(structure, batch, replace(one, merged=False)) for one in (EliminationOptions(), TINY))
     ours = posterior_draws(naturals, found, 800, torch.Generator().manual_seed(0))
     theirs = posterior_draws(naturals, exact, 4000, torch.Generator().manual_seed(1))
     single = [ours[node].mean(1) - state_probabilities(naturals, exact, node) for node in structure.graph.hidden]

@@ -16,16 +16,7 @@ from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination import plans as piece_plans
 from otpdag.likelihood.elimination.families import cut, describe_families, needs
-from otpdag.likelihood.elimination.plans import (
-    ROUNDING,
-    SMALL_COST,
-    Factor,
-    Kind,
-    Plan,
-    elimination_order,
-    order_cost,
-    rounded,
-)
+from otpdag.likelihood.elimination.plans import Factor, Kind, Plan, elimination_order, order_cost
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import random_edges
 
@@ -67,7 +58,7 @@ def test_one_variable():
     assert elimination_order([(4,)], {4: 3}) == (4,)
 
 
-# -- plans of sums: which tables they need, and how sizes are rounded -------------------------------------------------
+# -- plans of sums: which tables they need ----------------------------------------------------------------------------
 
 
 def plan(sizes, scopes, placed=(), order=None):
@@ -75,8 +66,7 @@ def plan(sizes, scopes, placed=(), order=None):
     rank = {node: at for at, node in enumerate(order)}
     ordered = [tuple(sorted(scope, key=lambda node: -rank[node])) for scope in scopes]
     factors = tuple(Factor(at, scope, scope) for at, scope in enumerate(ordered))
-    both = {node: (size, size) for node, size in sizes.items()}
-    return Plan(Kind(order, tuple(range(len(scopes)))), order, both, tuple(placed), factors, ())
+    return Plan(Kind(order, tuple(range(len(scopes)))), order, sizes, tuple(placed), factors, ())
 
 
 def test_tables_of_a_chain_are_pairs_and_of_a_star_the_children_one_by_one():
@@ -87,34 +77,6 @@ def test_tables_of_a_chain_are_pairs_and_of_a_star_the_children_one_by_one():
     assert star.cliques == ((2, 0), (2, 1), (2,))
     assert star.levels == (0, 0, 1)
     assert star.table_sizes((2, 0)) == (4, 2)
-
-
-def test_small_tables_have_categories_of_one_size():
-    found = rounded(plan({0: 2, 1: 3, 2: 7}, [(0, 1), (1, 2)], placed=[1]))
-    assert found == {0: (2, 7), 1: (3, 3), 2: (7, 7)}
-
-
-def test_larger_ones_are_rounded_to_powers_of_two_where_that_costs_little():
-    side = 31  # 31 * 31 * 2 entries, of which powers of two are 1.066 times as many, and all alike 16 times
-    assert 2 * side**2 > SMALL_COST
-    assert 32**2 / side**2 < ROUNDING
-    found = rounded(plan({0: 2, 1: side, 2: side}, [(0, 1, 2)]))
-    assert found == {0: (2, 2), 1: (side, 32), 2: (side, 32)}
-
-
-def test_and_not_at_all_where_it_costs_much():
-    sizes = {0: 17, 1: 33, 2: 3}
-    found = rounded(plan(sizes, [(0, 1, 2)]))
-    assert found == {node: (size, size) for node, size in sizes.items()}
-
-
-def test_cost_is_the_sum_over_all_tables():
-    """Alike, 16 * 16 + 16: little enough while the sum is below the limit, not a product of both tables."""
-    sizes = {0: 15, 1: 16, 2: 15}
-    exact = plan(sizes, [(0, 1), (1, 2)])
-    alike = sum(int(np.prod([16 for _ in clique])) for clique in exact.cliques)
-    assert alike <= max(SMALL_COST, ROUNDING * sum(int(np.prod([sizes[n] for n in c])) for c in exact.cliques))
-    assert rounded(exact) == {0: (15, 16), 1: (16, 16), 2: (15, 16)}
 
 
 def test_a_plan_without_copies_is_exact():
@@ -168,7 +130,7 @@ def test_numbers_are_integrated_where_all_read_them_linearly(seed):
     assert set(made.order) == set(made.sizes) == summed
     for node in summed:
         size = 7 if node in expected else families[node].mechanism.space.width
-        assert made.sizes[node][0] == size <= made.sizes[node][1]
+        assert made.sizes[node] == size
     # numbers that share a factor, directly or through others, are of one cluster
     graph = nx.Graph()
     graph.add_nodes_from(linear)
@@ -191,7 +153,6 @@ def test_numbers_are_integrated_where_all_read_them_linearly(seed):
         assert set(cluster.categories) == met - expected
         cells = [(n, cell) for n in sorted(own) for cell in range(families[n].widths[-1])]
         assert list(cluster.coordinates) == cells
-        assert cluster.band == 0
     assert {factor.family for factor in made.factors} == set(kind.families) - inside
     for factor in made.factors:
         scope = [n for n in families[factor.family].members if n in summed]
@@ -207,10 +168,7 @@ def test_entries_and_costs_are_sums_over_tables(seed):
     made = piece_plans.plan(kind, families, lambda family: 7)
 
     def stored(nodes):
-        return int(np.prod([made.sizes[node][1] for node in nodes]))
-
-    def exact(nodes):
-        return int(np.prod([made.sizes[node][0] for node in nodes]))
+        return int(np.prod([made.sizes[node] for node in nodes]))
 
     expected = 1 + sum(stored(clique) + stored(clique[:-1]) for clique in made.cliques)
     for factor in made.factors:
@@ -220,9 +178,9 @@ def test_entries_and_costs_are_sums_over_tables(seed):
         unknown = len(cluster.coordinates)
         expected += (len(cluster.families) * width * (width + 2) + unknown**2) * stored(cluster.members)
     assert made.entries(families) == expected
-    assert made.cost == sum(exact(clique) for clique in made.cliques)
-    assert made.largest[0] == max((exact(clique) for clique in made.cliques), default=1)
-    assert made.largest[0] == exact(made.largest[1])
+    assert made.cost == sum(stored(clique) for clique in made.cliques)
+    assert made.largest[0] == max((stored(clique) for clique in made.cliques), default=1)
+    assert made.largest[0] == stored(made.largest[1])
 
 
 def test_points_and_missing_coordinates_are_those_of_the_kind():
@@ -236,43 +194,7 @@ def test_points_and_missing_coordinates_are_those_of_the_kind():
         if usual.placed:
             break
     few = piece_plans.plan(replace(kind, points=((usual.placed[0], 3),)), families, lambda family: 7)
-    assert few.sizes[usual.placed[0]][0] == 3
-
-
-@pytest.mark.parametrize(
-    ("length", "banded"), [(piece_plans.ORDERED_FROM - 1, False), (piece_plans.ORDERED_FROM, True)]
-)
-def test_long_chains_of_numbers_stand_along_a_band(length, banded):
-    names = [f"x{i}" for i in range(length)]
-    order = np.random.default_rng(0).permutation(length)
-    edges = [(names[order[i]], names[order[i + 1]]) for i in range(length - 1)]
-    structure = Structure.bind(otp.Graph(edges, nodes=names), {name: m.Normal() for name in names})
-    families = describe_families(structure)
-    every = tuple(range(length))
-    (cluster,) = piece_plans.plan(Kind(every, every), families, lambda family: 7).clusters
-    assert cluster.band == int(banded)
-    assert sorted(cluster.coordinates) == [(n, 0) for n in every]
-    if banded:
-        rank = {cell: at for at, cell in enumerate(cluster.coordinates)}
-        places = [[rank[cell] for cell in families[v].columns] for v in every]
-        assert max(max(own) - min(own) for own in places) == 1
-        entries = piece_plans.plan(Kind(every, every), families, lambda family: 7).entries(families)
-        assert entries == 1 + length * 3 * 5 + length * 6
-
-
-def test_a_band_as_wide_as_a_sixth_of_the_cluster_is_none():
-    star = [[(0, 0), (n, 0)] for n in range(1, 12)]
-    coordinates = tuple((n, 0) for n in range(12))
-    assert piece_plans._along_a_band(coordinates, star) == (coordinates, 0)
-    for size, band in ((12, 2), (11, 0)):  # every number beside the next but one
-        cells = tuple((n, 0) for n in range(size))
-        pairs = [[(n, 0), (n + by, 0)] for n in range(size) for by in (1, 2) if n + by < size]
-        found, width = piece_plans._along_a_band(cells, pairs)
-        assert width == band
-        assert sorted(found) == list(cells)
-    alone, width = piece_plans._along_a_band(tuple((n, 0) for n in range(12)), [[(n, 0)] for n in range(12)])
-    assert width == 1
-    assert len(alone) == 12
+    assert few.sizes[usual.placed[0]] == 3
 
 
 def test_what_cannot_be_summed_is_refused():

@@ -15,16 +15,16 @@ from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, encode
 from otpdag.datasets import delete_cells, read_bif
 from otpdag.errors import ModelError
-from otpdag.likelihood.elimination import (
-    expectations,
-    lay_out,
-    log_evidence,
-    moved,
+from otpdag.likelihood.elimination.evidence import expectations, log_evidence, moved, total_evidence
+from otpdag.likelihood.elimination.layout import lay_out
+from otpdag.likelihood.elimination.plans import EliminationOptions
+from otpdag.likelihood.elimination.posterior import (
+    _unknown_moments,
+    likeliest_states,
+    node_moments,
     posterior_draws,
     state_probabilities,
-    total_evidence,
 )
-from otpdag.likelihood.elimination.posterior import _unknown_moments, likeliest_states, node_moments
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import (
     CASES,
@@ -38,6 +38,8 @@ from tests.likelihood.elimination.worlds import (
     random_edges,
     random_naturals,
 )
+
+APART = EliminationOptions(merged=False)
 
 # -- probabilities and draws of unknowns, against sums over all joint states and the conditional normal ---------------
 
@@ -83,7 +85,7 @@ def test_state_probabilities_are_those_of_all_joint_states(seed):
 def test_draws_of_categories_are_joint_draws_from_the_posterior():
     structure, naturals, batch = discrete_world(1)
     many = 20_000
-    drawn = posterior_draws(naturals, lay_out(structure, batch), many, torch.Generator().manual_seed(0))
+    drawn = posterior_draws(naturals, lay_out(structure, batch, APART), many, torch.Generator().manual_seed(0))
     for row in range(batch.rows):
         codes, probs = joint_states(structure, naturals, batch, row)
         found = torch.stack([drawn[n][row].argmax(-1) for n in structure.graph.order], -1)
@@ -98,7 +100,7 @@ def test_draws_of_linear_numbers_have_the_conditional_moments():
     structure, naturals, batch = make_world(nodes, random_edges(rng, names, 0.5), rng, rows=10, gaps=0.5)
     mean, covariance, at = linear_moments(structure, naturals)
     many = 20_000
-    drawn = posterior_draws(naturals, lay_out(structure, batch), many, torch.Generator().manual_seed(0))
+    drawn = posterior_draws(naturals, lay_out(structure, batch, APART), many, torch.Generator().manual_seed(0))
     flat = np.concatenate([drawn[n].numpy() for n in at], -1)
     known = np.concatenate([batch.mask[n][0].numpy() for n in at], -1)
     values = np.concatenate([batch.values[n][0].numpy() for n in at], -1)
@@ -305,7 +307,7 @@ def test_a_number_on_points_has_the_moments_of_a_fine_grid():
 def test_moments_of_unknowns_are_means_over_states_and_points(case):
     group, equations, points = make_group(np.random.default_rng(len(case)), **CASES[case])
     integrals = group.integrate(equations, points)
-    alone = replace(integrals, points=tuple(one[:1] for one in points))  # of the first replica
+    alone = replace(integrals, grid=integrals.grid[:1] if points else None)  # of the first replica
     weight = torch.rand(integrals.table[:1].shape, generator=torch.Generator().manual_seed(1)).double()
     one, two = _unknown_moments(alone, weight)
     first, second = np.zeros((PIECES, group.dim)), np.zeros((PIECES, group.dim))

@@ -8,10 +8,18 @@ import pytest
 import torch
 
 from otpdag import mechanisms as m
-from otpdag.likelihood.elimination import complete_sums, expectations, lay_out
-from otpdag.likelihood.elimination.expected_statistics import spread_evenly
+from otpdag.likelihood.elimination.evidence import (
+    Counts,
+    Moments,
+    Rows,
+    complete_sums,
+    expectations,
+    joined,
+    spread_evenly,
+    weighed,
+)
 from otpdag.likelihood.elimination.families import WeighedRows
-from otpdag.likelihood.elimination.family_statistics import Counts, Moments, Rows, joined, weighed
+from otpdag.likelihood.elimination.layout import lay_out
 from tests.likelihood.elimination.worlds import CATEGORY, linear_moments, make_world, random_edges, random_naturals
 
 # -- sums over rows by family: of those that show it against numpy, of all others against posteriors by ---------------
@@ -31,7 +39,7 @@ def test_rows_that_show_a_family_add_up_to_counts_and_moments():
     np.add.at(counts, (k[both], j[both]), weight[both])
     np.testing.assert_allclose(sums[place["j"].place][0].numpy(), counts.ravel())
     family = place["y"]
-    shift = layout.shifts[family.place].numpy()
+    shift = layout.table.shifts[family.place].numpy()
     columns = [batch.values[layout.families[number].node][0, :, cell].numpy() for number, cell in family.columns]
     lifted = np.column_stack([*columns, np.ones(batch.rows)]) - shift
     for state in range(3):

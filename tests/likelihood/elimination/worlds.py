@@ -11,7 +11,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.likelihood.elimination.linear_normal import Equations, LinearGroup
+from otpdag.likelihood.elimination.unknown_numbers import Equations, LinearGroup
 from otpdag.mechanisms.parameters import REAL
 from otpdag.simulation import ancestral
 from otpdag.structure import Structure
@@ -196,7 +196,7 @@ def normal(rng, *shape):
     return torch.as_tensor(rng.normal(size=shape))
 
 
-def make_group(rng, *, dim=3, states=(2, 3), points=(4, 3), axes=(2, 1, 3, 0), band=0):
+def make_group(rng, *, dim=3, states=(2, 3), points=(4, 3), axes=(2, 1, 3, 0)):
     """A random group, the equations that its families have, and the points of its placed numbers."""
     equations = Equations(
         normal(rng, REPLICAS, 9, NOISE, WIDTH + 1), normal(rng, REPLICAS, 9), normal(rng, 9, WIDTH + 1)
@@ -204,8 +204,7 @@ def make_group(rng, *, dim=3, states=(2, 3), points=(4, 3), axes=(2, 1, 3, 0), b
     known, total = dim + len(points), math.prod(states)
     unknown = torch.full((INSTANCES, FAMILIES, WIDTH), known)
     for instance, family in itertools.product(range(INSTANCES), range(FAMILIES)):
-        reach = range(max(0, family - 1), min(known, family + 2)) if band else range(known)
-        some = sorted(rng.permutation(reach), key=lambda one: one != family % dim)[: WIDTH - 1]  # each is in one
+        some = sorted(rng.permutation(known), key=lambda one: one != family % dim)[: WIDTH - 1]  # each is in one
         unknown[instance, family, rng.permutation(WIDTH)[: len(some)]] = torch.as_tensor(some)
     instance = torch.as_tensor([0, 2, 1, 2])
     sizes = (*states, *points)
@@ -215,6 +214,7 @@ def make_group(rng, *, dim=3, states=(2, 3), points=(4, 3), axes=(2, 1, 3, 0), b
         axes=axes,
         placed=tuple((((0, 0), torch.zeros(0)),) for _ in points),
         sizes=tuple(sizes[axis] for axis in axes),
+        start=1,
         rows=torch.arange(PIECES),
         instance=instance,
         config=torch.as_tensor(rng.integers(1, 9, size=(INSTANCES, total, FAMILIES))),
@@ -223,7 +223,6 @@ def make_group(rng, *, dim=3, states=(2, 3), points=(4, 3), axes=(2, 1, 3, 0), b
         values=torch.where(unknown[instance] == known, normal(rng, PIECES, FAMILIES, WIDTH), 0.0),
         cells=torch.zeros(INSTANCES, dim, 2, dtype=torch.long),
         around=torch.zeros(INSTANCES, len(axes), dtype=torch.long),
-        band=band,
     )
     return group, equations, [normal(rng, REPLICAS, PIECES, many) for many in points]
 
@@ -278,6 +277,4 @@ CASES = {
     "beside three placed numbers": {"states": (2,), "points": (2, 3, 2), "axes": (3, 0, 2, 1), "dim": 2},
     "alone": {"states": (), "points": (), "axes": ()},
     "without placed numbers": {"points": (), "axes": (1, 0)},
-    "along a band": {"points": (), "axes": (1, 0), "dim": 5, "band": 2},
-    "along a band of one": {"states": (), "points": (), "axes": (), "dim": 5, "band": 3},
 }

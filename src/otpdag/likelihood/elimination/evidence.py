@@ -1,37 +1,535 @@
 r"""The evidence of rows under the model, its gradient, and the expected statistics of every family.
 
-The evidence of a row is the log-density of what it shows, everything unknown integrated out. Its sum over rows has an
-exact gradient without differentiating through the sums (:mod:`~otpdag.likelihood.elimination.family_statistics`): one
-pass without gradients gives beliefs, then each family's expected log-density is differentiated alone, chunk by chunk.
-The memory that this takes does not grow with rows.
+The evidence of a row is the log-density of what it shows, everything unknown integrated out. By Fisher's identity its
+gradient is that of the expected complete-data log-density under the backward map held fixed,
 
-What sums may cost: exact ones first, with coarser points where that is enough, and then approximate ones.
+.. math:: \nabla_\theta \log P_\theta(x)
+          = \sum_v E_{\phi(\cdot \mid x)} \nabla_\theta \log P_\theta(x_v \mid x_{pa(v)}),
+
+so each family needs only a summary of all rows: a table of categories its expected counts, a linear normal family its
+expected second moments for each configuration of its categories. Any other needs the rows, weighed on their points. The
+same summaries are what an EM step maximises. One pass without gradients gives beliefs; then expected log-densities
+are differentiated, those of rows chunk by chunk. The memory that this takes does not grow with rows.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch
-from otpdag.errors import ModelError
-from otpdag.likelihood.elimination.blocks import Block, PointsKey
-from otpdag.likelihood.elimination.expected_statistics import Slopes, Summary
-from otpdag.likelihood.elimination.family_statistics import Statistics
-from otpdag.likelihood.elimination.points import FINER, Cloud, Placement
-from otpdag.likelihood.elimination.row_layout import EliminationOptions, Layout, try_layout
-from otpdag.likelihood.elimination.sum_product import taken
-from otpdag.likelihood.elimination.sums import Factors, Tempering, piece_weights
-from otpdag.structure import Naturals, Structure
+from otpdag.likelihood.elimination.families import Complete, FamilyView, WeighedRows, stacked_replicas
+from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Source
+from otpdag.likelihood.elimination.sums import (
+    Banks,
+    Evaluated,
+    Factors,
+    LinearRows,
+    PlainRows,
+    Tempering,
+    beliefs_of,
+    piece_weights,
+)
+from otpdag.likelihood.elimination.unknown_numbers import FINER, Placed
+from otpdag.mechanisms.base import Params, configurations, numeric
+from otpdag.numerics import side_by_side
+from otpdag.structure import Naturals
 
 LIKELIHOOD = Tempering()
 CLOSE_ENOUGH = 1e-4  # difference of a row's evidence between two numbers of points
 MOST_ROUNDS = 12  # of placing points: a window doubles where it is too narrow
+CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
+GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+"""Share of a stretch by which places in it go round: of all, the one whose multiples are spread most evenly."""
+
+# -- what rows say of a family -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums(ABC):
+    """A summary of all rows.
+
+    Attributes:
+        family: Which family.
+        complete: Sums over rows that show all of it (1 or R, ...).
+        expected: Over all others, under the backward map (R, ...).
+        known: What the family's parameters make of it, if that is known already: what :meth:`evaluated` returns.
+    """
+
+    family: FamilyView
+    complete: Tensor
+    expected: Tensor
+    known: tuple[Tensor, ...] | None = None
+
+    @abstractmethod
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """What a sum of log-densities needs of the parameters (R, ...)."""
+
+    @abstractmethod
+    def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
+        """The sum of log-densities (R,)."""
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows."""
+        evaluated = self.evaluated(params) if self.known is None else self.known
+        yield self.total(self.complete, evaluated), self.total(self.expected, evaluated)
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,)."""
+        return _total(self.parts(params))
+
+    @classmethod
+    def side_by_side(cls, parts: Sequence[Self], replicas: int, **more: Tensor) -> Self:
+        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
+        known = [one.known for one in parts if one.known is not None]
+        complete, expected = ([getattr(one, name) for one in parts] for name in ("complete", "expected"))
+        return cls(
+            parts[0].family,
+            stacked_replicas(complete, replicas),
+            stacked_replicas(expected, replicas),
+            tuple(stacked_replicas(each, replicas) for each in zip(*known, strict=True))
+            if len(known) == len(parts)
+            else None,
+            **more,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Counts(_Sums):
+    """How often each joint state of a family of categories occurs (R, states); known are their log-probabilities."""
+
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """Log-probabilities of all states."""
+        return (self.family.log_table(params),)
+
+    def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
+        """Counts times log-probabilities."""
+        return weighed(sums, evaluated[0].flatten(1))
+
+    def table(self) -> Tensor:
+        """All counts: (R, *parents, states)."""
+        total = self.complete + self.expected
+        return total.reshape(len(total), *self.family.widths)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments(_Sums):
+    """Second moments of the columns (node, numeric parents, 1), by configuration of the categories (R, C, W, W).
+
+    Known are the coefficients and constants of the family's equations; ``shift`` is what was subtracted from the
+    columns (W,), or (R, 1, 1, W).
+    """
+
+    shift: Tensor = field(kw_only=True)
+
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """The family's equations."""
+        return self.family.equations(params)
+
+    def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
+        r""":math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
+        coefficients, constants = evaluated
+        moved = (coefficients * self.shift).sum(-1, keepdim=True)
+        coefficients = torch.cat([coefficients[..., :-1], coefficients[..., -1:] + moved], -1)
+        squares = ((coefficients @ sums) * coefficients).flatten(2).sum(-1)
+        return (sums[..., -1, -1] * constants - 0.5 * squares).sum(-1)
+
+    def by_coordinate(self) -> Tensor:
+        """All moments of each own coordinate with the numeric parents and one (R, C, dim, P + 2, P + 2)."""
+        total, dim = self.complete + self.expected, self.family.widths[-1]
+        others = list(range(dim, total.shape[-1]))
+        return torch.stack([total[..., [cell, *others], :][..., [cell, *others]] for cell in range(dim)], 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows themselves, for families without a summary.
+
+    Attributes:
+        layout: Where the values are.
+        family: Which family.
+        complete: Rows that show all of it, with their weights (1 or R, n).
+        expected: All that others may be, with weights times beliefs (R, n).
+        sample: If rows are too many to keep, some that stand for all, complete and expected.
+        thinned: Whether the sample lacks some of them.
+    """
+
+    layout: Layout
+    family: FamilyView
+    complete: tuple[tuple[Complete, Tensor], ...]
+    expected: tuple[WeighedRows, ...]
+    sample: tuple[WeighedRows, ...] | None = None
+    thinned: bool = False
+
+    def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,), or its estimate from the sample."""
+        if self.sample is None:
+            return _total(self.parts(params))
+        sums = [weighed(one.weight, self.family.log_prob(params, one.values, one.mask)) for one in self.sample]
+        return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows, in chunks."""
+        for chunk in self._complete_rows():
+            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            yield total, torch.zeros_like(total)
+        for chunk in self._expected_rows():
+            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+            yield torch.zeros_like(total), total
+
+    def by_coordinate(self, shift: Tensor) -> Tensor:
+        """Moments about a shift (W,) as :meth:`Moments.by_coordinate` has them, of the coordinates that are seen."""
+        family, dim = self.family.mechanism.family, self.family.widths[-1]
+        total = torch.zeros((), dtype=torch.float64)
+        for rows in (*self._complete_rows(), *self._expected_rows()):
+            weight, value = rows.weight.unsqueeze(-1), rows.values[self.family.node]
+            config, beside = configurations(family, rows.values), numeric(family, rows.values)
+            share = weight if config is None else weight * config
+            seen = torch.ones_like(value) if rows.mask is None else rows.mask.to(value)
+            parts = [share, seen, value, *([] if beside is None else [beside]), torch.ones_like(weight)]
+            widths = (share.shape[-1], dim, dim, shift.shape[-1] - dim)
+            share, seen, own, others = side_by_side(parts).flatten(1, -2).split(widths, -1)
+            own, others = own - shift[:dim], others - shift[dim:]
+            columns = torch.stack([torch.cat([own[..., i : i + 1], others], -1) for i in range(dim)], -2)
+            total = total + torch.einsum("rnc,rnd,rndi,rndj->rcdij", share, seen, columns, columns)
+        return total
+
+    @property
+    def can_be_stacked(self) -> bool:
+        """Whether all there is are rows in one array, and a sample in another, that show all cells of the node."""
+        sample = self.sample or ()
+        if len(sample) != 1 or sample[0].mask is not None or self.expected or not self.complete:
+            return False
+        return self.family.widths[-1] == 1 or all(bool(self._mask(one.rows).all()) for one, _ in self.complete)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Rows that show the family, and rows of the sample."""
+        sampled = sum(one.weight.shape[1] for one in self.sample or ())
+        return sum(len(complete.rows) for complete, _ in self.complete), sampled
+
+    def shown(self) -> WeighedRows:
+        """All rows that show the family."""
+        rows = torch.cat([complete.rows for complete, _ in self.complete])
+        return complete_rows(self.layout, self.family, rows, torch.cat([weight for _, weight in self.complete], 1))
+
+    def _mask(self, rows: Tensor) -> Tensor:
+        return self.layout.batch.mask[self.family.node].index_select(1, rows)
+
+    def _complete_rows(self) -> Iterator[WeighedRows]:
+        for complete, weight in self.complete:
+            for at in range(0, len(complete.rows), CHUNK):
+                rows = complete.rows[at : at + CHUNK]
+                yield complete_rows(self.layout, self.family, rows, weight[:, at : at + CHUNK])
+
+    def _expected_rows(self) -> Iterator[WeighedRows]:
+        for rows in self.expected:
+            step = max(1, CHUNK // len(rows.weight))
+            for at in range(0, rows.weight.shape[1], step):
+                some = slice(at, at + step)
+                values = {name: value[:, some] for name, value in rows.values.items()}
+                yield WeighedRows(values, rows.weight[:, some], None if rows.mask is None else rows.mask[:, some])
+
+
+Statistics = Counts | Moments | Rows
+
+
+def complete_rows(layout: Layout, family: FamilyView, rows: Tensor, weight: Tensor) -> WeighedRows:
+    """Rows of data that show a family."""
+    values = {name: layout.batch.values[name].index_select(1, rows) for name in family.names}
+    mask = layout.batch.mask[family.node].index_select(1, rows)
+    return WeighedRows(values, weight, None if bool(mask.all()) else mask)
+
+
+def joined(parts: Sequence[WeighedRows]) -> tuple[WeighedRows, ...]:
+    """Rows side by side (R, n, width): those that show all of a node, and one by one those that show a part of it."""
+    whole = [part for part in parts if part.mask is None]
+    apart = tuple(part for part in parts if part.mask is not None)
+    if not whole:
+        return apart
+    replicas = max(len(one) for part in whole for one in (part.weight, *part.values.values()))
+
+    def side_by_side(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([one.expand(replicas, *one.shape[1:]) for one in tensors], 1)
+
+    values = {name: side_by_side(part.values[name] for part in whole) for name in whole[0].values}
+    return (WeighedRows(values, side_by_side(part.weight for part in whole)), *apart)
+
+
+def _total(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    sums = [complete + expected for complete, expected in parts]
+    return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
+
+
+def weighed(weight: Tensor, log_prob: Tensor) -> Tensor:
+    """Sum of weight times log-density (R,); what has no weight counts as zero even at minus infinity."""
+    known = torch.where(weight != 0, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
+    return (weight * known).flatten(1).sum(-1)
+
+
+# -- gathered from the beliefs of all pieces ---------------------------------------------------------------------------
+
+
+class Slopes:
+    """Gradients in some parameters, by node and name, while parts of a sum are being added."""
+
+    def __init__(self, leaves: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.leaves = leaves
+        self.total = {node: {name: torch.zeros_like(one) for name, one in own.items()} for node, own in leaves.items()}
+
+    def add(self, nodes: Iterable[str], value: Tensor) -> None:
+        """Add the gradient of a number in the parameters of some nodes."""
+        keys = [(node, name) for node in nodes for name in self.leaves.get(node, ())]
+        if not keys or not value.requires_grad:
+            return
+        parts = torch.autograd.grad(value, [self.leaves[node][name] for node, name in keys], allow_unused=True)
+        for (node, name), part in zip(keys, parts, strict=True):
+            if part is not None:
+                self.total[node][name] += part
+
+
+class Summary:
+    """Statistics of all families while blocks are being added.
+
+    Rows of families without a summary are kept with their beliefs, unless ``sampled`` says of a node how many entries
+    of tables are: then some of its rows, evenly spread, stand for all. The gradients of all that do not show the family
+    are added to ``slopes``. ``complete`` are the :func:`complete_sums` of the same rows and
+    weights, where these are known.
+    """
+
+    def __init__(
+        self,
+        naturals: Naturals,
+        layout: Layout,
+        weight: Tensor,
+        tempering: Tempering,
+        *,
+        slopes: Slopes,
+        sampled: Mapping[str, int],
+        complete: Mapping[int, Tensor] | None,
+    ) -> None:
+        self.layout, self.weight, self.tempering = layout, weight, tempering
+        self.slopes, self.sampled = slopes, sampled
+        self.complete = complete_sums(layout, weight) if complete is None else complete
+        leaves = {node: {**params, **slopes.leaves.get(node, {})} for node, params in naturals.items()}
+        self.factors = Factors(layout, leaves, tempering, attached=True)
+        self.replicas = max(self.factors.replicas, len(weight))
+        self.pieces = torch.zeros(self.replicas).to(weight)
+        self.counts: dict[int, Tensor] = {}
+        self.rows: dict[int, list[WeighedRows]] = {}
+        self.samples: dict[int, list[WeighedRows]] = {}
+        self.moments: dict[int, Tensor] = {}
+        self.integrated: Tensor | None = None
+
+    def families(self) -> dict[str, tuple[Statistics, ...]]:
+        """Add all blocks, and return the statistics of each node's family."""
+        for block in self.layout.blocks:
+            self._add(block)
+        self._add_integrated()
+        complete = complete_parts(self.layout)
+        return {f.node: self._statistics(f, complete[f.place]) for f in self.layout.families}
+
+    def _statistics(self, family: FamilyView, parts: Sequence[Complete]) -> tuple[Statistics, ...]:
+        """A summary of the rows that have one, and the rest of the rows."""
+        place = family.place
+        # what is known of a family holds at these parameters; one of which a sample is kept will be tried at others
+        is_known = not self.sampled.get(family.node)
+        statistics: list[Statistics] = []
+        if family.is_table or family.is_linear:
+            seen = self.complete[place]
+            expected = (self.counts if family.is_table else self.moments).get(place)
+            sums = (family, seen, torch.zeros_like(seen) if expected is None else expected)
+            if family.is_table:
+                return (Counts(*sums, (self.factors.log_table(place),) if is_known else None),)
+            equations = self.factors.family_equations(place) if is_known else None
+            statistics.append(Moments(*sums, equations, shift=self.layout.table.shifts[place]))
+        plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
+        rows = tuple(self.rows.get(place, ()))
+        if plain or rows or place in self.samples:
+            most = self.sampled.get(family.node)
+            sample = self._joined_sample(family, plain) if most else None
+            many = max(self.layout.entries_on_points[place], *(len(part.rows) for part, _ in plain), 0)
+            statistics.append(Rows(self.layout, family, plain, rows, sample, most is not None and many > most))
+        return tuple(statistics)
+
+    def _joined_sample(self, family: FamilyView, plain: Sequence[tuple[Complete, Tensor]]) -> tuple[WeighedRows, ...]:
+        """Rows that show the family, and rows on points, that stand for all of them; side by side where they can be."""
+        parts = list(self.samples.get(family.place, ()))
+        for complete, weight in plain:
+            step = len(complete.rows) // self.sampled[family.node]
+            if step <= 1:
+                parts.append(complete_rows(self.layout, family, complete.rows, weight))
+                continue
+            at = spread_evenly(len(complete.rows), step).to(complete.rows.device)
+            scale = len(complete.rows) / len(at)
+            parts.append(complete_rows(self.layout, family, complete.rows[at], scale * weight[:, at]))
+        return joined(parts)
+
+    def _add(self, block: Block) -> None:
+        evaluated = self.factors.evaluate(block)
+        weight = piece_weights(block, self.weight)
+        log_z = evaluated.log_z
+        counted = torch.where(weight != 0, log_z, 0.0)
+        self.pieces += (weight * counted).sum(-1)
+        beliefs = evaluated.beliefs(weight)
+        self._add_tables(block, beliefs)
+        self._add_rows(evaluated, beliefs)
+        self._add_linear(block, evaluated, beliefs)
+
+    def _add_tables(self, block: Block, beliefs: Banks) -> None:
+        for source in block.tables:
+            family = self.layout.families[source.place]
+            share = self.tempering.share(family, seen=source.place not in source.members)
+            table = share * joint_belief(family, source, beliefs).flatten(1)
+            self.counts[source.place] = self.counts.get(source.place, torch.zeros_like(table)) + table
+
+    def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:
+        attached: list[Tensor] = []
+        nodes: list[str] = []
+        each = zip(evaluated.prepared.rows, evaluated.log_probs, evaluated.row_beliefs(beliefs), strict=True)
+        for rows, log_prob, belief in each:
+            belief = self._shared(rows, belief)
+            if isinstance(rows, LinearRows):
+                self._add_integrals(rows.rows, rows.moments(belief))
+                continue
+            with torch.enable_grad():
+                attached.append((log_prob * belief).sum())  # may be no number, but its gradient is the belief
+            nodes += [family.node for family in rows.families]
+            for family, weighed_rows in rows.each(belief):
+                if family.node not in self.sampled:
+                    self.rows.setdefault(family.place, []).append(weighed_rows)
+                elif self.sampled[family.node]:
+                    share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
+                    self.samples.setdefault(family.place, []).append(_sample(weighed_rows, share))
+        if attached:
+            with torch.enable_grad():
+                self.slopes.add(dict.fromkeys(nodes), torch.stack(attached).sum())
+
+    def _shared(self, rows: PlainRows | LinearRows, belief: Tensor) -> Tensor:
+        """Beliefs (R, entries) times the power that the densities have."""
+        if self.tempering == Tempering():
+            return belief
+        seen, unseen = (self.tempering.share(rows.families[0], seen=seen) for seen in (True, False))
+        return torch.where(rows.seen, seen, unseen) * belief
+
+    def _add_integrals(self, config: Tensor, moments: Tensor) -> None:
+        """Add second moments (R, n, W, W) to rows of the equations (n,)."""
+        rows, width = self.factors.equations.shift.shape
+        if self.integrated is None:
+            self.integrated = torch.zeros(self.replicas, rows, width, width).to(moments)
+        used = moments.shape[-1]
+        moments = moments.expand(self.replicas, -1, -1, -1)
+        self.integrated[..., :used, :used].index_add_(1, config, moments)
+
+    def _add_linear(self, block: Block, evaluated: Evaluated, beliefs: Banks) -> None:
+        """Add moments of all linear families together, by row of the equations."""
+        if not block.linear:
+            return
+        equations = self.factors.equations
+        for group, integrals in zip(block.linear, evaluated.integrals, strict=True):
+            config, moments = integrals.moments(beliefs_of(beliefs, group), equations.shift)
+            if self.tempering.power != 1.0:
+                share = (1 + (self.tempering.power - 1) * group.seen.to(moments))[group.instance]
+                moments = moments * share[None, :, None, :, None, None]
+            self._add_integrals(config.flatten(), moments.flatten(1, 3))
+
+    def _add_integrated(self) -> None:
+        """Give each linear family its own of these moments."""
+        if self.integrated is None:
+            return
+        for place, first in self.layout.table.offsets.items():
+            family = self.layout.families[place]
+            used = len(family.columns) + 1
+            self.moments[place] = self.integrated[:, first : first + family.configurations, :used, :used]
+
+
+def joint_belief(family: FamilyView, source: Source, banks: Banks) -> Tensor:
+    """Beliefs of all tables of a family of categories as one over all its members (R, *parents, states)."""
+    order = [*(n for n in family.members if n not in source.members), *source.members]
+    sizes = dict(zip(family.members, family.widths, strict=True))
+    belief = beliefs_of(banks, source)
+    table = belief.reshape(len(belief), *(sizes[n] for n in order))
+    return table.permute(0, *(1 + order.index(n) for n in family.members))
+
+
+def _sample(rows: WeighedRows, share: float) -> WeighedRows:
+    """Some entries, evenly spread, with larger weights."""
+    step = int(1 / share)
+    if step <= 1:
+        return rows
+    at = spread_evenly(rows.weight.shape[1], step).to(rows.weight.device)
+    weight = rows.weight[:, at]
+    values = {name: value[:, at] for name, value in rows.values.items()}
+    total, kept = rows.weight.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
+    scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
+    return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, at])
+
+
+@lru_cache(maxsize=1024)
+def spread_evenly(size: int, step: int) -> Tensor:
+    """Numbers below ``size``, one of each ``step`` in a row, at places in them that go round by the golden section.
+
+    Every ``step``-th would be of one and the same state where tables of rows have as many states, or a divisor or
+    multiple of it: what all others say of a parameter would be missing.
+
+    >>> spread_evenly(12, 3).tolist()
+    [0, 4, 6, 11]
+    """
+    first = torch.arange(0, size, step)
+    within = torch.arange(len(first), dtype=torch.float64) * GOLDEN % 1.0
+    return first + (within * (size - first).clamp(max=step)).long()
+
+
+def complete_sums(layout: Layout, weight: Tensor) -> dict[int, Tensor]:
+    """What rows that show all of a family add up to, for each family that has a summary: counts or moments.
+
+    They depend on the rows and their weights (1 or R, N) alone, whatever the parameters.
+    """
+    parts = complete_parts(layout)
+    tables = {f.place: _state_counts(parts[f.place], weight, f) for f in layout.families if f.is_table}
+    others = (family for family in layout.families if family.is_linear and not family.is_table)
+    return tables | {family.place: _column_moments(parts[family.place], weight, family) for family in others}
+
+
+def complete_parts(layout: Layout) -> dict[int, list[Complete]]:
+    """The rows that show all of each family."""
+    complete: dict[int, list[Complete]] = {family.place: [] for family in layout.families}
+    for part in layout.complete:
+        complete[part.family].append(part)
+    return complete
+
+
+def _state_counts(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
+    """Weighed counts of joint states (1 or R, states)."""
+    size = math.prod(family.widths)
+    counts = weight.new_zeros(len(weight), size)
+    for part in parts:
+        if part.code is not None:
+            for replica in range(len(weight)):
+                counts[replica] += torch.bincount(part.code, weight[replica, part.rows], minlength=size)
+    return counts
+
+
+def _column_moments(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
+    """Weighed second moments of columns by configuration (1 or R, C, W, W)."""
+    width, many = len(family.columns) + 1, family.configurations
+    moments = weight.new_zeros(len(weight), many, width, width)
+    for part in parts:
+        if part.columns is not None and part.code is not None:
+            products = (part.columns.unsqueeze(-1) * part.columns.unsqueeze(-2)).flatten(1)
+            for value in range(many):
+                here = torch.nonzero(part.code == value)[:, 0] if many > 1 else slice(None)
+                moments[:, value] += (weight[:, part.rows[here]] @ products[here]).unflatten(-1, (width, width))
+    return moments
+
+
+# -- the evidence ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +539,13 @@ class Expectations:
     Attributes:
         pieces: Weighed sum of the log-sums of all pieces (R,).
         families: The statistics of each node's family.
-        power: Power of the densities of complete families.
         slopes: Of the nodes that were sampled, the gradient of the expected log-density of all rows that do not show
             their family, in each natural parameter (R, ...).
     """
 
     pieces: Tensor
     families: Mapping[str, tuple[Statistics, ...]]
-    power: float = 1.0
-    slopes: Mapping[tuple[str, str], Tensor] = field(default_factory=dict)
+    slopes: Mapping[str, Mapping[str, Tensor]]
 
 
 def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> Tensor:
@@ -57,7 +553,7 @@ def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKE
 
     >>> import otpdag as otp
     >>> from otpdag import mechanisms as m
-    >>> from otpdag.likelihood.elimination import lay_out
+    >>> from otpdag.likelihood.elimination.layout import lay_out
     >>> from otpdag.data import Batch
     >>> from otpdag.structure import Structure
     >>> graph = otp.Graph([("f", "x")], hidden=["f"])
@@ -100,26 +596,20 @@ def expectations(
     """
     weight = layout.batch.weight if weight is None else weight
     sampled = {} if sampled is None else sampled
-    replicas = max(max((len(v) for params in naturals.values() for v in params.values()), default=1), len(weight))
-    slopes = Slopes(
-        {
-            (node, name): value.detach().expand(replicas, *value.shape[1:]).clone().requires_grad_()
-            for node in sampled
-            for name, value in naturals[node].items()
-        }
-    )
     with torch.no_grad():
-        leaves = _at_leaves(naturals, slopes)
-        summary = Summary(leaves, layout, weight, tempering, slopes=slopes, sampled=sampled, complete=complete)
-        return Expectations(summary.pieces, summary.families(), tempering.power, slopes.total)
+        slopes = Slopes({node: _leaves(naturals[node], _replicas(naturals, weight)) for node in sampled})
+        plain = {node: {name: value.detach() for name, value in params.items()} for node, params in naturals.items()}
+        summary = Summary(plain, layout, weight, tempering, slopes=slopes, sampled=sampled, complete=complete)
+        return Expectations(summary.pieces, summary.families(), slopes.total)
 
 
-def _at_leaves(naturals: Naturals, slopes: Slopes) -> dict[str, dict[str, Tensor]]:
-    """Parameters with the leaves of a gradient in their places."""
-    return {
-        node: {name: slopes.leaves.get((node, name), value.detach()) for name, value in params.items()}
-        for node, params in naturals.items()
-    }
+def _replicas(naturals: Naturals, weight: Tensor) -> int:
+    return max(max((len(v) for params in naturals.values() for v in params.values()), default=1), len(weight))
+
+
+def _leaves(params: Mapping[str, Tensor], replicas: int) -> dict[str, Tensor]:
+    """Parameters as leaves of a gradient, in which every replica has its own."""
+    return {n: v.detach().expand(replicas, *v.shape[1:]).clone().requires_grad_() for n, v in params.items()}
 
 
 def total_evidence(
@@ -139,26 +629,25 @@ def total_evidence(
         complete: The :func:`complete_sums` of the rows and weights, where they are known.
     """
     weight = layout.batch.weight if weight is None else weight
-    replicas = max(Factors(layout, naturals, tempering).replicas, len(weight))
+    replicas, enabled = _replicas(naturals, weight), torch.is_grad_enabled()
     wanted = {
-        (node, name): value.expand(replicas, *value.shape[1:])
+        node: {name: value for name, value in params.items() if value.requires_grad and enabled}
         for node, params in naturals.items()
-        for name, value in params.items()
-        if value.requires_grad and torch.is_grad_enabled()
     }
-    slopes = Slopes({key: value.detach().requires_grad_() for key, value in wanted.items()})
-    leaves = _at_leaves(naturals, slopes)
+    slopes = Slopes({node: _leaves(params, replicas) for node, params in wanted.items() if params})
+    plain = {node: {name: value.detach() for name, value in params.items()} for node, params in naturals.items()}
     with torch.no_grad():
         none = dict.fromkeys(naturals, 0)
-        summary = Summary(leaves, layout, weight, tempering, slopes=slopes, sampled=none, complete=complete)
+        summary = Summary(plain, layout, weight, tempering, slopes=slopes, sampled=none, complete=complete)
         families = summary.families()
-    value = summary.pieces
+    value, params = summary.pieces, summary.factors.naturals
     for node, statistics in families.items():
-        with torch.set_grad_enabled(bool(wanted)):
-            for shown, expected in (part for one in statistics for part in one.parts(leaves[node])):
+        with torch.set_grad_enabled(bool(slopes.leaves)):
+            for shown, expected in (part for one in statistics for part in one.parts(params[node])):
                 value += tempering.power * shown.detach()
-                slopes.add([node], [tempering.power * shown + expected], [torch.ones_like(expected)])
-    return _WithGradient.apply(value, list(slopes.total.values()), *wanted.values())
+                slopes.add([node], (tempering.power * shown + expected).sum())
+    inputs = [value.expand(replicas, *value.shape[1:]) for own in wanted.values() for value in own.values()]
+    return _WithGradient.apply(value, [one for own in slopes.total.values() for one in own.values()], *inputs)
 
 
 def family_beliefs(
@@ -169,10 +658,10 @@ def family_beliefs(
     shape = (max(factors.replicas, len(weight)),)
     total = {n: weight.new_zeros(*shape, *layout.families[n].widths) for n in places}
     for block in layout.blocks:
-        sources = [source for source in block.tables if source.family in total]
+        sources = [source for source in block.tables if source.place in total]
         beliefs = factors.evaluate(block).beliefs(piece_weights(block, weight)) if sources else {}
         for source in sources:
-            total[source.family] += source.by_member(layout.families[source.family], beliefs)
+            total[source.place] += joint_belief(layout.families[source.place], source, beliefs)
     return total
 
 
@@ -212,7 +701,7 @@ def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD)
         blocks: list[Block] = []
         for block in layout.blocks:
             placed = _moved_block(factors, block)
-            blocks += _resized(factors, placed) if placed.is_coarse else [placed]
+            blocks += _resized(factors, placed) if placed.parts else [placed]
         return replace(layout, blocks=tuple(blocks))
 
 
@@ -242,152 +731,14 @@ def _moved_block(factors: Factors, block: Block) -> Block:
     for _ in range(MOST_ROUNDS if block.placements else 0):
         evaluated = factors.evaluate(block)
         beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(evaluated.log_z))
-        placements: dict[PointsKey, Placement | Cloud] = {}
+        placements: dict[PointsKey, Placed] = {}
         settled = True
         for source in block.lengths:
-            belief = taken(beliefs, source.sizes, source.start, source.count, source.sizes)
-            moved_one = block.placements[source.key].moved(belief, widened.get(source.key))
-            placements[source.key], widened[source.key], enough = moved_one
+            key = source.points_of(source.place)
+            moved_one = block.placements[key].moved(beliefs_of(beliefs, source), widened.get(key))
+            placements[key], widened[key], enough = moved_one
             settled = settled and enough
         block = replace(block, placements=placements)
         if settled:
             break
     return block
-
-
-USUAL_TABLE = 2**20  # entries of a table, before coarser points are tried
-USUAL, COARSE, COARSEST = (24, 48), (16, 32), (9, 18)  # points of a number and of a count; fewer where many meet
-SPLIT_TABLES = (2**12, 2**9, 2**6)  # entries of tables of rows that are approximated: the largest that are affordable
-AFFORDABLE = 2**23  # entries of all tables in one evaluation of approximate sums
-LARGE_ROW = 2**15  # entries of all tables of a row, from which on many rows are too many
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What the sums over a table's rows may take.
-
-    Args:
-        largest_table: Most entries of one table of one row; rows that need more are approximated.
-        memory: Bytes that the tables of one block of rows may take.
-        entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows need large ones.
-        approximate: Whether rows that need a larger table are approximated rather than refused.
-        points: Points of a number and of a count that are tried first.
-        merged: Whether pieces that show the same are one piece with a weight, where they are approximated.
-        fine_table: Entries of one table of one row, beyond which points are as many as posteriors ask for; None leaves
-            them alone.
-        vector_points: Points of a vector.
-        integrate: Whether linear normal numbers are integrated exactly.
-    """
-
-    largest_table: int = 2**23
-    memory: int = 2**27
-    entries: int = 2**31
-    approximate: bool = True
-    points: tuple[int, int] = USUAL
-    merged: bool = True
-    fine_table: int | None = None
-    vector_points: int = 512
-    integrate: bool = True
-
-    def exact(self) -> Iterator[EliminationOptions]:
-        """Sizes that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
-        table = min(USUAL_TABLE, self.largest_table)
-        first = EliminationOptions(
-            *self.points,
-            vector_points=self.vector_points,
-            largest_table=table,
-            memory=self.memory,
-            fine_table=self.fine_table,
-            integrate=self.integrate,
-        )
-        yield first
-        usual = replace(first, grid=min(USUAL[0], first.grid), count_points=min(USUAL[1], first.count_points))
-        if usual != first:
-            yield usual
-        coarse = usual
-        if self.fine_table is None:
-            coarse = replace(usual, grid=min(COARSE[0], usual.grid), count_points=min(COARSE[1], usual.count_points))
-            yield coarse
-        yield replace(coarse, largest_table=self.largest_table)
-
-    def approximated(self, points: tuple[int, int], table: int, *, costly: bool) -> EliminationOptions:
-        """The same beyond exact sums; where these are not too large but ``costly``, all larger tables are split."""
-        return EliminationOptions(
-            grid=points[0],
-            count_points=points[1],
-            largest_table=table if costly else self.largest_table,
-            split_table=table,
-            memory=self.memory,
-            merged=self.merged,
-            vector_points=self.vector_points,
-            integrate=self.integrate,
-        )
-
-
-def lay_out_within(structure: Structure, batch: Batch, budget: Budget, *, keep: Collection[str] = ()) -> Layout:
-    """Lay rows out by exact sums if the budget allows it, else by approximate ones.
-
-    Raises:
-        ModelError: Neither serves.
-
-    >>> import torch
-    >>> import otpdag as otp
-    >>> from otpdag import mechanisms as m
-    >>> graph = otp.Graph([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", "x")], hidden=list("abcd"))
-    >>> structure = Structure.bind(graph, {node: m.Bernoulli() for node in "abcdx"})
-    >>> x = torch.eye(2, dtype=torch.float64)[torch.tensor([0, 1])].unsqueeze(0)
-    >>> batch = Batch({"x": x}, {"x": x[..., :1] >= 0}, torch.ones(1, 2, dtype=torch.float64))
-    >>> lay_out_within(structure, batch, Budget()).beyond is None
-    True
-    """
-    exact = _by_first(structure, batch, budget.exact(), keep)
-    costly = not exact.refused and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
-    found = exact
-    if budget.approximate and (exact.refused or costly):
-        for points in (COARSE, COARSEST):  # the coarsest only where single families are too large otherwise
-            choices = (budget.approximated(points, table, costly=costly) for table in SPLIT_TABLES)
-            found = _by_first(structure, batch, choices, keep, affordable=AFFORDABLE)
-            if not found.refused:
-                break
-    found = exact if found.refused else found
-    if found.refused:
-        raise ModelError(found.refused)
-    return found
-
-
-def _by_first(
-    structure: Structure,
-    batch: Batch,
-    choices: Iterable[EliminationOptions],
-    keep: Collection[str],
-    affordable: float = math.inf,
-) -> Layout:
-    """Lay the rows out by the first options that serve, with approximate sums of so many entries; else by the last.
-
-    A few rows in which several numbers meet may need larger tables, or coarser points, than all others.
-    """
-    found: Layout | None = None
-    for options in choices:
-        tried = try_layout(structure, batch, options, keep=keep)
-        if tried.refused and found is not None:
-            continue
-        found = tried
-        split = sum(block.elements for block in tried.blocks if not block.is_exact)
-        if not tried.refused and split <= affordable:
-            break
-    assert found is not None, "there is at least one choice"
-    return found
-
-
-def told(layout: Layout) -> str:
-    """What exact sums over a layout's rows would take, and what is done instead."""
-    beyond = layout.beyond
-    if beyond is None:
-        return "all sums are exact"
-    nodes = ", ".join(map(repr, beyond.nodes[:6])) + (" and more" if len(beyond.nodes) > 6 else "")
-    return (
-        f"sums over what {beyond.rows} of {layout.batch.rows} rows do not show are approximate: exact ones need a "
-        f"table of {beyond.table:.3g} entries for one row ({len(beyond.nodes)} nodes meet: {nodes}) and "
-        f"{beyond.entries:.3g} entries in all; instead, copies of nodes exchange messages (generalised belief "
-        f"propagation) in tables of at most {layout.largest_table} entries, {layout.elements:.3g} in all"
-    )

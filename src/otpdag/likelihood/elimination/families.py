@@ -21,10 +21,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import torch
+from pandas.util import hash_array
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import (
     Mechanism,
@@ -42,6 +44,10 @@ from otpdag.structure import Structure
 
 Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Hashes = npt.NDArray[np.uint64]
+
+SMALLEST_WINDOW = 8  # points of a count that was never seen above zero
 
 
 def stacked_replicas(values: Sequence[Tensor], replicas: int) -> Tensor:
@@ -392,3 +398,153 @@ def _links(families: Sequence[FamilyView], need: Needs, cell_of: Ints) -> tuple[
         np.concatenate(touch_node + empty),
         complete,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Complete:
+    """Rows of data in which a family has no unknown member.
+
+    Attributes:
+        family: Which family.
+        rows: The rows (n,).
+        code: The joint state of a family of categories, or the configuration of the categories among the parents of a
+            linear normal one (n,); none for other families.
+        columns: The columns of a linear normal family, less their shift (n, W).
+    """
+
+    family: int
+    rows: Tensor
+    code: Tensor | None = None
+    columns: Tensor | None = None
+
+
+class TableView:
+    """Rows by nodes in topological order.
+
+    Attributes:
+        families: All families.
+        batch: The rows.
+        seen: Nodes of which all cells are seen (N, V).
+        partly: Nodes of which some are (N, V).
+        codes: States of categories, zero where they are not seen or no categories (N, V).
+        numbers: Coordinates of numbers side by side, after a column of zeros and one of ones; zero where not seen.
+        column_of: Where each coordinate of each node stands among them.
+        offsets: First row of each linear family among the equations, of which row zero is empty.
+        shifts: The mean of each column of each linear family.
+    """
+
+    def __init__(self, families: Sequence[FamilyView], batch: Batch) -> None:
+        self.families, self.batch = families, batch
+        self.like = batch.weight
+        shape = (batch.rows, len(families))
+        self.seen, self.partly = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        self.codes = np.zeros(shape, dtype=np.int64)
+        self.column_of: dict[tuple[int, int], int] = {}
+        columns, at = [np.zeros((batch.rows, 1)), np.ones((batch.rows, 1))], 2
+        for family in families:
+            value, place, width = self._read(family), family.place, family.widths[-1]
+            if family.categories[-1]:
+                self.codes[:, place] = 0 if value is None else value.argmax(-1) * self.seen[:, place]
+            else:
+                columns.append(np.zeros((batch.rows, width)) if value is None else value)
+                self.column_of |= {(place, cell): at + cell for cell in range(width)}
+                at += width
+        self.numbers: Floats = np.concatenate(columns, 1)
+        linear = [family for family in families if family.is_linear]
+        firsts = np.cumsum([1, *(family.configurations for family in linear)]).tolist()
+        self.offsets = {family.place: first for family, first in zip(linear, firsts, strict=False)}
+        self.shifts = {family.place: self._shift(family) for family in linear}
+
+    def _read(self, family: FamilyView) -> Floats | None:
+        """Note what is seen of a node, and read its values; zero where no category is not seen."""
+        if family.node not in self.batch.values:
+            return None
+        cells = self.batch.mask[family.node][0].cpu().numpy()
+        self.seen[:, family.place] = cells.all(-1)
+        self.partly[:, family.place] = cells.any(-1) & ~self.seen[:, family.place]
+        value: Floats = self.batch.values[family.node][0].cpu().numpy()
+        return value if family.categories[-1] else np.where(cells, value, 0.0)
+
+    def missing(self, row: int, node: int) -> tuple[int, ...]:
+        """Coordinates of a node that a row does not show."""
+        mask = self.batch.mask[self.families[node].node][0, row]
+        return tuple(torch.nonzero(~mask)[:, 0].tolist())
+
+    def _shift(self, family: FamilyView) -> Tensor:
+        """The mean of each column where it is seen, so that second moments lose no digits."""
+        means = []
+        for place, cell in family.columns:
+            seen = self.seen[:, place]
+            column = self.numbers[:, self.column_of[place, cell]]
+            means.append(float(column[seen].mean()) if seen.any() else 0.0)
+        return torch.tensor([*means, 0.0], dtype=torch.float64).to(self.like)
+
+    def complete(self, parts: Sequence[tuple[Ints, Flags]]) -> tuple[Complete, ...]:
+        """Rows of complete families; linear ones that are seen in part go by themselves."""
+        complete = []
+        for family in self.families:
+            rows = np.concatenate([chosen[flags[:, family.place]] for chosen, flags in parts])
+            part = self.partly[rows, family.place]
+            complete += [self._complete_rows(family, some) for some in (rows[~part], rows[part]) if len(some)]
+        return tuple(complete)
+
+    def _complete_rows(self, family: FamilyView, rows: Ints) -> Complete:
+        index = torch.from_numpy(rows)
+        if family.is_table:
+            sizes = dict(zip(family.members, family.widths, strict=True))
+            return Complete(family.place, index, torch.from_numpy(self.code(rows, list(sizes.items()))))
+        if family.is_linear and not self.partly[rows, family.place].any():
+            at = [self.column_of[column] for column in family.columns]
+            columns = torch.from_numpy(self.numbers[np.ix_(rows, np.array([*at, 1]))]).to(self.like)
+            code = torch.from_numpy(self.code(rows, family.selectors))
+            return Complete(family.place, index, code, columns - self.shifts[family.place])
+        return Complete(family.place, index)
+
+    def code(self, rows: Ints, members: Sequence[tuple[int, int]]) -> Ints:
+        """Joint states of some categories, the last fastest."""
+        code = np.zeros(len(rows), dtype=np.int64)
+        for place, size in members:
+            code = code * size + self.codes[rows, place]
+        return code
+
+    def count_points(self, family: FamilyView, most: int) -> int:
+        """Number of points of a count; those that are never large need fewer."""
+        if family.node not in self.batch.values:
+            return most
+        enough = 1.5 * float(self.batch.values[family.node].max()) + SMALLEST_WINDOW
+        return most // 2 if enough <= most // 2 else most
+
+
+def piece_hashes(table: TableView, rows: Ints, pieces: Pieces) -> tuple[Hashes, Hashes]:
+    """Numbers that are equal for pieces of one kind, and for pieces that also show the same.
+
+    Args:
+        table: All rows.
+        rows: Numbers of the rows whose pieces they are.
+        pieces: Their pieces.
+    """
+    names = np.random.default_rng(0).integers(2**63, size=(2, len(table.families)), dtype=np.uint64)
+    kind = np.zeros(len(pieces.row), dtype=np.uint64)
+    np.add.at(kind, pieces.cell_piece, hash_array(names[0][pieces.cell_node]))
+    np.add.at(kind, pieces.touch_piece, hash_array(names[1][pieces.touch_node]))
+    data_row = rows[pieces.row[pieces.cell_piece]]
+    for node in np.flatnonzero(
+        table.partly.any(0)
+    ).tolist():  # vectors that miss different coordinates are of different kinds
+        here = np.flatnonzero((pieces.cell_node == node) & table.partly[data_row, node])
+        missing = ~table.batch.mask[table.families[node].node][0].cpu().numpy()[data_row[here]]
+        cells = hash_array(names[0][node] + np.arange(1, missing.shape[1] + 1, dtype=np.uint64))
+        np.add.at(kind, pieces.cell_piece[here], hash_array(np.where(missing, cells, np.uint64(0)).sum(1)))
+    evidence = np.zeros(len(pieces.touch_node), dtype=np.uint64)
+    data_row = rows[pieces.row[pieces.touch_piece]]
+    by_node = np.argsort(pieces.touch_node, kind="stable")
+    ends = np.searchsorted(pieces.touch_node[by_node], np.arange(len(table.families) + 1))
+    for family in table.families:
+        here = by_node[ends[family.place] : ends[family.place + 1]]
+        shown = data_row[here]
+        if family.is_table:
+            shown = table.code(shown, list(zip(family.members, family.widths, strict=True)))
+        evidence[here] = hash_array(shown.astype(np.uint64) + names[1][family.place])
+    piece = kind.copy()
+    np.add.at(piece, pieces.touch_piece, hash_array(evidence))
+    return kind, piece

@@ -28,12 +28,9 @@ from functools import cached_property
 from itertools import combinations, pairwise
 from typing import TypeAlias
 
-import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import reverse_cuthill_mckee
-
 from otpdag.errors import ModelError
-from otpdag.likelihood.elimination.families import FamilyView
+from otpdag.likelihood.elimination.families import FamilyView, TableView
+from otpdag.likelihood.elimination.unknown_numbers import COARSE_POINTS, Cluster, cloud_size
 
 Neighbours: TypeAlias = dict[int, set[int]]
 Score: TypeAlias = Callable[[int, Neighbours, Mapping[int, int]], float]
@@ -110,12 +107,45 @@ def _weight(variable: int, near: Neighbours, sizes: Mapping[int, int]) -> float:
     return float(math.prod(sizes[other] for other in near[variable]) * sizes[variable])
 
 
+@dataclass(frozen=True)
+class EliminationOptions:
+    """Sizes of the sums.
+
+    Args:
+        grid: Points of an unknown number that is not linear and normal.
+        count_points: Most points of an unknown count.
+        vector_points: Points of an unknown vector that is not linear and normal.
+        largest_table: Most entries of one table of one row; a piece that needs more is approximated, or refused.
+        split_table: Most entries of a table of a piece that is approximated, but for tables of single families; if
+            zero, such pieces are refused.
+        largest_family: Most entries of the table of a single family (or of linear normal numbers that meet) there.
+        memory: Bytes that the tables of one block of rows may take.
+        merged: Whether pieces that show the same are one piece with a weight.
+        fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
+            Where larger tables are needed they begin with a few, and get as many as their posteriors ask for. Numbers
+            have half the grid where several unknowns of a piece are on points.
+        integrate: Whether linear normal numbers are integrated exactly; otherwise they stand on points like others.
+        entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows need large ones.
+        approximate: Whether rows that need a larger table are approximated rather than refused, where the sizes are
+            a budget (:func:`~otpdag.likelihood.elimination.layout.lay_out_within`).
+    """
+
+    grid: int = 24
+    count_points: int = 48
+    vector_points: int = 512
+    largest_table: int = 2**20
+    split_table: int = 0
+    largest_family: int = 2**20
+    memory: int = 2**27
+    merged: bool = True
+    fine_table: int | None = None
+    integrate: bool = True
+    entries: int = 2**31
+    approximate: bool = True
+
+
 Cells = tuple[int, ...]
-SMALL_COST = 512  # entries of a piece below which one more call costs more than larger tables
-ORDERED_FROM = 24  # unknown linear numbers of a cluster from which on their order is looked for
-NARROW = 6  # by how much a band must be smaller than the cluster to be worth its steps
 VALUES_OF_A_ROW = 4  # that a family reads, about
-ROUNDING = 1.3  # how much larger sums may get for the sake of fewer calls
 
 
 @dataclass(frozen=True)
@@ -147,29 +177,6 @@ class Factor:
     variables: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Linear normal numbers that meet, with all factors that read them.
-
-    Attributes:
-        coordinates: What is integrated out: (node, coordinate).
-        families: The factors.
-        categories: Unknown categories on which coefficients depend.
-        placed: Unknown numbers and counts on points of their own that enter the factors.
-        members: Categories and placed ones in the order of the axes of the table that remains.
-        variables: The same as the sums know them: some may be copies.
-        band: How far apart coordinates that share a factor stand at most, where it is worth knowing; otherwise zero.
-    """
-
-    coordinates: tuple[tuple[int, int], ...]
-    families: tuple[int, ...]
-    categories: tuple[int, ...]
-    placed: tuple[int, ...]
-    members: tuple[int, ...]
-    variables: tuple[int, ...]
-    band: int = 0
-
-
 @dataclass(frozen=True, eq=False)
 class Plan:
     """How a kind of piece is integrated out.
@@ -177,7 +184,7 @@ class Plan:
     Attributes:
         kind: The kind.
         order: Nodes that are summed out, in the order of elimination.
-        sizes: Number of states of each, and the same rounded up so that more pieces can be summed together.
+        sizes: Number of states of each.
         placed: Nodes with points of their own in each row.
         factors: Tables from single families.
         clusters: Tables from linear normal numbers.
@@ -187,7 +194,7 @@ class Plan:
 
     kind: Kind
     order: tuple[int, ...]
-    sizes: Mapping[int, tuple[int, int]]
+    sizes: Mapping[int, int]
     placed: tuple[int, ...]
     factors: tuple[Factor, ...]
     clusters: tuple[Cluster, ...]
@@ -195,8 +202,8 @@ class Plan:
     exact: Plan | None = None
 
     def table_sizes(self, members: Iterable[int]) -> tuple[int, ...]:
-        """The axes of a table over these nodes, as it is stored."""
-        return tuple(self.sizes[node][1] for node in members)
+        """The axes of a table over these nodes."""
+        return tuple(self.sizes[node] for node in members)
 
     @cached_property
     def cliques(self) -> tuple[tuple[int, ...], ...]:
@@ -239,7 +246,7 @@ class Plan:
     @property
     def cost(self) -> int:
         """Entries of all tables."""
-        return sum(math.prod(self.sizes[node][0] for node in clique) for clique in self.cliques)
+        return sum(math.prod(self.table_sizes(clique)) for clique in self.cliques)
 
     def entries(self, families: Sequence[FamilyView]) -> int:
         """Entries of all arrays that one piece takes: sums, messages, tables, values on points, equations."""
@@ -251,16 +258,14 @@ class Plan:
                 total += (1 + VALUES_OF_A_ROW) * math.prod(self.table_sizes(factor.members))
         for cluster in self.clusters:
             width = 1 + max(len(families[v].columns) for v in cluster.families)
-            across = len(cluster.coordinates) if cluster.band == 0 else 6 * cluster.band
-            own = len(cluster.families) * width * (width + 2) + len(cluster.coordinates) * across
+            own = len(cluster.families) * width * (width + 2) + len(cluster.coordinates) ** 2
             total += own * math.prod(self.table_sizes(cluster.members))
         return total
 
     @property
     def largest(self) -> tuple[int, tuple[int, ...]]:
         """Entries of the largest table, and its nodes."""
-        sized = [(math.prod(self.sizes[node][0] for node in clique), clique) for clique in self.cliques]
-        return max(sized, default=(1, ()))
+        return max(((math.prod(self.table_sizes(clique)), clique) for clique in self.cliques), default=(1, ()))
 
 
 def plan(
@@ -300,29 +305,13 @@ def plan(
         return tuple(sorted(nodes, key=lambda node: -rank[node]))
 
     factors = tuple(Factor(v, descending(scope), descending(scope)) for v, scope in scopes.items())
-    made = tuple(
-        _cluster(nodes, members, descending(met), placed, kind, families)
-        for (nodes, members), met in zip(clusters, around, strict=True)
-    )
-    exact = Plan(kind, order, {n: (size, size) for n, size in sizes.items()}, placed, factors, made)
-    return replace(exact, sizes=rounded(exact))
-
-
-def rounded(exact: Plan) -> dict[int, tuple[int, int]]:
-    """Sizes rounded up as far as that costs little: all categories alike, or each to a power of two, or not at all."""
-    sizes = {node: size for node, (size, _) in exact.sizes.items()}
-    placed = {node for node in sizes if exact.copies.get(node, node) in exact.placed}
-    powers = {node: size if node in placed else 1 << (size - 1).bit_length() for node, size in sizes.items()}
-    largest = max((size for node, size in sizes.items() if node not in placed), default=1)
-    alike = {node: size if node in placed else largest for node, size in sizes.items()}
-
-    def cost(chosen: Mapping[int, int]) -> int:
-        return sum(math.prod(chosen[node] for node in clique) for clique in exact.cliques)
-
-    for chosen in (alike, powers):
-        if cost(chosen) <= max(SMALL_COST, ROUNDING * cost(sizes)):
-            return {node: (size, chosen[node]) for node, size in sizes.items()}
-    return dict(exact.sizes)
+    missing: Mapping[int, Cells] = dict(kind.missing)
+    made = []
+    for (nodes, members), met in zip(clusters, around, strict=True):
+        coordinates = ((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
+        axes = descending(met)
+        made.append(Cluster(tuple(coordinates), tuple(members), kind.nodes, frozenset(placed), axes, axes))
+    return Plan(kind, order, sizes, placed, factors, tuple(made))
 
 
 def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
@@ -342,63 +331,14 @@ def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
 
 def _clusters(kind: Kind, families: Sequence[FamilyView], linear: set[int]) -> list[tuple[list[int], list[int]]]:
     """Linear numbers that share factors, with these factors."""
-    first: dict[int, int] = {n: n for n in linear}
-
-    def leader(node: int) -> int:
-        while first[node] != node:
-            first[node] = first[first[node]]
-            node = first[node]
-        return node
-
-    read = {v: nodes for v in kind.families if (nodes := [n for n in families[v].members if n in linear])}
-    for nodes in read.values():
-        for other in nodes[1:]:
-            first[leader(other)] = leader(nodes[0])
-    clusters: dict[int, tuple[list[int], list[int]]] = {}
-    for node in sorted(linear):
-        clusters.setdefault(leader(node), ([], []))[0].append(node)
-    for v, nodes in read.items():
-        clusters[leader(nodes[0])][1].append(v)
-    return [cluster for cluster in clusters.values() if cluster[1]]
-
-
-def _cluster(
-    nodes: Sequence[int],
-    members: Sequence[int],
-    met: tuple[int, ...],
-    placed: Sequence[int],
-    kind: Kind,
-    families: Sequence[FamilyView],
-) -> Cluster:
-    missing: Mapping[int, Cells] = dict(kind.missing)
-    coordinates = tuple((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
-    categories = tuple(n for n in met if n not in placed)
-    on_points = tuple(n for n in met if n in placed)
-    band = 0
-    if len(coordinates) >= ORDERED_FROM and not on_points:
-        coordinates, band = _along_a_band(coordinates, [families[v].columns for v in members])
-    return Cluster(coordinates, tuple(members), categories, on_points, met, met, band)
-
-
-def _along_a_band(
-    coordinates: tuple[tuple[int, int], ...], scopes: Sequence[Sequence[tuple[int, int]]]
-) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Coordinates in an order in which those that share a factor stand close together (Cuthill & McKee 1969).
-
-    Also how far apart they stand at most; zero if that is so far that the order is of no use.
-    """
-    place = {cell: i for i, cell in enumerate(coordinates)}
-    groups = [[place[cell] for cell in scope if cell in place] for scope in scopes]
-    pairs = np.array([(a, b) for group in groups for a in group for b in group], dtype=np.int64)
-    size = len(coordinates)
-    matrix = csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(size, size))
-    order = reverse_cuthill_mckee(matrix, symmetric_mode=True)
-    rank = np.empty(size, dtype=np.int64)
-    rank[order] = np.arange(size)
-    band = int(np.abs(rank[pairs[:, 0]] - rank[pairs[:, 1]]).max())
-    if band * NARROW > size:
-        return coordinates, 0
-    return tuple(coordinates[i] for i in order), max(band, 1)
+    clusters: list[tuple[set[int], list[int]]] = []
+    for v in kind.families:
+        nodes = linear.intersection(families[v].members)
+        if nodes:
+            met = [cluster for cluster in clusters if cluster[0] & nodes]
+            joined = (nodes.union(*(own for own, _ in met)), [one for _, own in met for one in own] + [v])
+            clusters = [cluster for cluster in clusters if cluster not in met] + [joined]
+    return sorted((sorted(nodes), sorted(members)) for nodes, members in clusters)
 
 
 def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) -> None:
@@ -432,20 +372,8 @@ class Split:
     copies: Mapping[int, int]
 
 
-@dataclass
-class _Table:
-    """A table while variables are being summed out: its variables, and the factors that went into it."""
-
-    scope: frozenset[int]
-    factors: tuple[int, ...]
-
-
-@dataclass
-class _Group:
-    """Tables that are multiplied."""
-
-    scope: frozenset[int]
-    tables: list[_Table] = field(default_factory=list)
+_Tables = list[tuple[frozenset[int], tuple[int, ...]]]
+"""Tables while variables are being summed out: their variables, and the factors that went into them."""
 
 
 def split(scopes: Sequence[Sequence[int]], sizes: Mapping[int, int], order: Sequence[int], most: int) -> Split:
@@ -462,81 +390,142 @@ def split(scopes: Sequence[Sequence[int]], sizes: Mapping[int, int], order: Sequ
     (((0, 1), (1, 2), (2, 3), (3, 4)), {4: 0})
     """
     most = max(most, *(math.prod(sizes[n] for n in scope) for scope in scopes))
-    tables = [_Table(frozenset(scope), (i,)) for i, scope in enumerate(scopes)]
+    tables: _Tables = [(frozenset(scope), (i,)) for i, scope in enumerate(scopes)]
     names: list[dict[int, int]] = [{} for _ in scopes]
     copies: dict[int, int] = {}
     copied: list[int] = []
     following = max(sizes, default=-1) + 1
     for variable in order:
-        bucket = [table for table in tables if variable in table.scope]
-        tables = [table for table in tables if variable not in table.scope]
-        for number, group in enumerate(_groups(bucket, sizes, most) or [_Group(frozenset())]):
+        bucket = [table for table in tables if variable in table[0]]
+        tables = [table for table in tables if variable not in table[0]]
+        for number, group in enumerate(_groups(bucket, sizes, most) or [[]]):
             name = variable
             if number:
                 name, following = following, following + 1
                 copies[name] = variable
-            factors = tuple(i for table in group.tables for i in table.factors)
+            factors = tuple(i for _, own in group for i in own)
             for i in factors:
                 if variable in scopes[i]:
                     names[i][variable] = name
             copied.append(name)
-            tables.append(_Table(group.scope - {variable}, factors))
+            tables.append((_scope(group) - {variable}, factors))
     renamed = tuple(tuple(name[n] for n in scope) for scope, name in zip(scopes, names, strict=True))
     return Split(renamed, tuple(copied), copies)
 
 
-def _groups(bucket: Sequence[_Table], sizes: Mapping[int, int], most: int) -> list[_Group]:
+def _scope(group: _Tables) -> frozenset[int]:
+    return frozenset().union(*(scope for scope, _ in group))
+
+
+def _groups(bucket: _Tables, sizes: Mapping[int, int], most: int) -> list[_Tables]:
     """Put each table, the largest first, where it adds least; where it fits nowhere it begins a group."""
 
-    def entries(scope: frozenset[int]) -> int:
-        return math.prod(sizes[n] for n in scope)
+    def entries(group: _Tables) -> int:
+        return math.prod(sizes[n] for n in _scope(group))
 
-    groups: list[_Group] = []
-    for table in sorted(bucket, key=lambda one: -entries(one.scope)):
-        fitting = [group for group in groups if entries(group.scope | table.scope) <= most]
-        if not fitting:
-            groups.append(_Group(table.scope, [table]))
-            continue
-        group = min(fitting, key=lambda one: entries(one.scope | table.scope) - entries(one.scope))
-        group.scope |= table.scope
-        group.tables.append(table)
+    groups: list[_Tables] = []
+    for table in sorted(bucket, key=lambda one: -entries([one])):
+        fitting = [group for group in groups if entries([*group, table]) <= most]
+        if fitting:
+            min(fitting, key=lambda group: entries([*group, table]) - entries(group)).append(table)
+        else:
+            groups.append([table])
     return groups
 
 
 def split_plan(exact: Plan, most: int) -> Plan:
     """The same plan with copies, so that no table has more entries than ``most``, or than the largest factor."""
-    sizes = {node: size for node, (size, _) in exact.sizes.items()}
-    scopes = [*(one.members for one in exact.factors), *(one.members for one in exact.clusters)]
-    cut = split(scopes, sizes, exact.order, most)
+    parts: list[Factor | Cluster] = [*exact.factors, *exact.clusters]
+    cut = split([one.members for one in parts], exact.sizes, exact.order, most)
     if not cut.copies:
         return exact
     rank = {variable: i for i, variable in enumerate(cut.order)}
-    nodes = {variable: variable for variable in exact.order} | dict(cut.copies)
-    renamed = [tuple(sorted(scope, key=lambda variable: -rank[variable])) for scope in cut.scopes]
-    members = [tuple(nodes[variable] for variable in scope) for scope in renamed]
-    many = len(exact.factors)
-    factors = [
-        Factor(one.family, nodes_of, names)
-        for one, nodes_of, names in zip(exact.factors, members[:many], renamed[:many], strict=True)
-    ]
-    clusters = [
-        _reordered(one, nodes_of, names)
-        for one, nodes_of, names in zip(exact.clusters, members[many:], renamed[many:], strict=True)
-    ]
-    sized = {variable: (sizes[nodes[variable]],) * 2 for variable in cut.order}
-    plain = replace(
+    nodes = {variable: cut.copies.get(variable, variable) for variable in cut.order}
+    renamed = []
+    for one, scope in zip(parts, cut.scopes, strict=True):
+        variables = tuple(sorted(scope, key=lambda variable: -rank[variable]))
+        renamed.append(replace(one, members=tuple(nodes[variable] for variable in variables), variables=variables))
+    return replace(
         exact,
         order=cut.order,
-        sizes=sized,
-        factors=tuple(factors),
-        clusters=tuple(clusters),
+        sizes={variable: exact.sizes[node] for variable, node in nodes.items()},
+        factors=tuple(one for one in renamed if isinstance(one, Factor)),
+        clusters=tuple(one for one in renamed if isinstance(one, Cluster)),
         copies=cut.copies,
         exact=exact,
     )
-    return replace(plain, sizes=rounded(plain))
 
 
-def _reordered(cluster: Cluster, members: tuple[int, ...], variables: tuple[int, ...]) -> Cluster:
-    categories = tuple(n for n in members if n in cluster.categories)
-    placed = tuple(n for n in members if n in cluster.placed)
-    return replace(cluster, categories=categories, placed=placed, members=members, variables=variables)
+class Planner:
+    """Plans of kinds of pieces within some sizes, each made once; ``refused`` says why the sizes do not serve."""
+
+    def __init__(self, table: TableView, options: EliminationOptions) -> None:
+        self.table, self.options, self.families = table, options, table.families
+        self.plans: dict[Kind, Plan] = {}
+        self.refused = ""
+
+    def first(self, kind: Kind) -> Plan:
+        """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
+        if kind not in self.plans:
+            made, options = self._plan(kind), self.options
+            if options.fine_table is not None and len(made.placed) > 1:
+                made = plan(kind, self.families, self._points_of_several, integrate=options.integrate)
+            if options.fine_table is not None and made.largest[0] > options.fine_table:
+                single = [n for n in made.placed if self.families[n].widths[-1] == 1]
+                few = tuple((n, min(COARSE_POINTS, made.sizes[n])) for n in single)
+                made = self._plan(replace(kind, points=few))
+            if made.largest[0] > options.largest_table and options.split_table:
+                made = self._split(made)
+            self._check(made)
+            self.plans[kind] = made
+        return self.plans[kind]
+
+    def with_points(self, kind: Kind) -> Plan:
+        """A plan with the points of a kind, or with fewer where its largest table would be too large."""
+        if kind not in self.plans:
+            made = self._plan(kind)
+            while made.largest[0] > self.options.largest_table:
+                points = made.kind.points
+                most = max(size for _, size in points)
+                if most <= COARSE_POINTS:
+                    break
+                fewer = max(COARSE_POINTS, most // 2)
+                points = tuple((n, fewer if size == most else size) for n, size in points)
+                made = self._plan(replace(kind, points=points))
+            self.plans[kind] = made
+        return self.plans[kind]
+
+    def _plan(self, kind: Kind) -> Plan:
+        return plan(kind, self.families, self._points, integrate=self.options.integrate)
+
+    def _split(self, exact: Plan) -> Plan:
+        """Give nodes copies; where linear normal numbers meet too many categories to be integrated, points as well."""
+        most = min(self.options.split_table, self.options.largest_table)
+        made = split_plan(exact, most)
+        if made.largest[0] <= self.options.largest_family or not exact.clusters:
+            return made
+        return split_plan(plan(exact.kind, self.families, self._points, integrate=False), most)
+
+    def _points(self, family: FamilyView) -> int:
+        if family.mechanism.space.is_countable:
+            return self.table.count_points(family, self.options.count_points)
+        width = family.mechanism.space.free_width
+        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
+
+    def _points_of_several(self, family: FamilyView) -> int:
+        """The same where others are on points, too: half the grid of a number."""
+        space, many = family.mechanism.space, self._points(family)
+        return many // 2 if space.free_width == 1 and not space.is_countable else many
+
+    def _check(self, made: Plan) -> None:
+        entries, clique = made.largest
+        most = self.options.largest_family if self.options.split_table else self.options.largest_table
+        if entries > max(most, self.options.largest_table):
+            names = ", ".join(
+                f"{self.families[made.copies.get(n, n)].node!r} ({size})"
+                for n, size in zip(clique, made.table_sizes(clique), strict=True)
+            )
+            self.refused = (
+                f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
+                f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"
+            )

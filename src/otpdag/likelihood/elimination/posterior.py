@@ -13,29 +13,62 @@ Any other number stands on points, whose beliefs are read.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.likelihood.elimination.blocks import Block
-from otpdag.likelihood.elimination.linear_normal import Integrals, point_moments
-from otpdag.likelihood.elimination.row_layout import Layout
-from otpdag.likelihood.elimination.sum_product import (
+from otpdag.likelihood.elimination.layout import Block, Layout, SplitSource
+from otpdag.likelihood.elimination.sums import (
+    LEAST,
     Banks,
-    RandomNumbers,
-    Step,
-    draws,
-    replica_draws,
-    taken,
-    variable_beliefs,
+    Evaluated,
+    Factors,
+    Tempering,
+    beliefs_of,
+    eliminate,
+    message_replies,
+    send_messages,
+    tables_of,
 )
-from otpdag.likelihood.elimination.sums import Evaluated, Factors, Tempering, drawn_copies
+from otpdag.likelihood.elimination.unknown_numbers import Integrals, LinearGroup
 from otpdag.structure import Naturals
 
 PROPOSALS_BEFORE = 8  # draws of variables with copies, before those that count
 DRAWN_ENTRIES = 2**24  # entries of all tables of the proposals that are made at a time
+
+
+@dataclass(frozen=True)
+class RandomNumbers:
+    """Uniform and normal numbers (..., draws, dim).
+
+    Args:
+        generator: Their source.
+        stratified: Divide the line evenly among the draws, in random order (a Latin hypercube). Each draw has the
+            distribution that it would have anyway, and means over the draws of a row are far more precise.
+
+    >>> numbers = RandomNumbers(torch.Generator().manual_seed(0), stratified=True)
+    >>> (numbers.uniform((1, 4, 1), torch.float64) * 4).floor().sort(1).values.flatten()
+    tensor([0., 1., 2., 3.], dtype=torch.float64)
+    """
+
+    generator: torch.Generator
+    stratified: bool = False
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Between zero and one."""
+        if not self.stratified:
+            return torch.rand(*shape, generator=self.generator, dtype=dtype)
+        order = torch.rand(*shape, generator=self.generator, dtype=dtype).argsort(-2)
+        return (order + torch.rand(*shape, generator=self.generator, dtype=dtype)) / shape[-2]
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Standard normal."""
+        if not self.stratified:
+            return torch.randn(*shape, generator=self.generator, dtype=dtype)
+        return torch.special.ndtri(self.uniform(shape, dtype).clamp(1e-12, 1 - 1e-12))
 
 
 def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor:
@@ -73,16 +106,15 @@ def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor
 def _fill_in(probabilities: Tensor, evaluated: Evaluated, place: int) -> None:
     """Write the beliefs of one node's cells into the rows of their pieces."""
     block = evaluated.block
-    banks = evaluated.seeds(torch.ones(1, block.distinct).to(probabilities))
-    by_piece = probabilities.new_zeros(block.distinct, probabilities.shape[-1])
-    for cells, belief in variable_beliefs(block.steps, evaluated.conditionals, banks):
-        here = torch.nonzero(block.cell_node[cells] == place)[:, 0]
-        if not len(here):
-            continue
-        by_piece[block.cell_piece[cells[here]]] = belief[0, here, : probabilities.shape[-1]]
-    has = torch.zeros(block.distinct, dtype=torch.bool)
-    has[block.cell_piece[block.cell_node == place]] = True
-    chosen = has[block.piece]
+    _, steps = evaluated.steps(torch.ones(1, block.distinct).to(probabilities))
+    by_piece = torch.full((block.distinct, probabilities.shape[-1]), torch.nan).to(probabilities)
+    for step, belief in steps:
+        here = torch.nonzero(block.cell_node[step.cell] == place)[:, 0]
+        if len(here):
+            by_piece[block.cell_piece[step.cell[here]]] = (
+                belief[0, here].reshape(len(here), -1, belief.shape[-1]).sum(1)
+            )
+    chosen = ~by_piece[block.piece, 0].isnan()
     probabilities[block.piece_row[chosen]] = by_piece[block.piece[chosen]]
 
 
@@ -92,7 +124,8 @@ def posterior_draws(
     """Joint draws of every node given what each row shows: node -> (N, draws, width).
 
     Pieces are drawn backwards along their orders of elimination, linear normal numbers given the rest of their piece,
-    and what tells nothing about the row from the model. What is seen keeps its value.
+    and what tells nothing about the row from the model. What is seen keeps its value. Pieces that look alike share
+    their draws, unless they were laid out apart (``merged=False``).
 
     Args:
         naturals: Parameters of one replica (1, ...).
@@ -137,10 +170,12 @@ class _Drawn:
 
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
-        if evaluated.block.is_exact:
-            cells = drawn_states(evaluated, self.many, self.numbers)
+        block = evaluated.block
+        if block.is_exact:
+            states = draws(block, evaluated.conditionals, self.many, self.numbers)
         else:
-            cells = _draw_copied_cells(evaluated, self.many, self.numbers.generator)
+            states = _draw_copied(evaluated, self.many, self.numbers)
+        cells = _cells(block, states)
         for family in self.layout.families:
             here = torch.nonzero(cells.node == family.place)[:, 0]
             if not len(here):
@@ -149,7 +184,7 @@ class _Drawn:
             if family.categories[-1]:
                 value = torch.nn.functional.one_hot(states, family.widths[-1])
             else:
-                value = self._placed(evaluated.block, family.place, rows, states)
+                value = self._placed(block, family.place, rows, states)
             self.values[family.node][rows] = value.to(self.values[family.node])
             self.known[family.node][rows] = True
         for integrals in evaluated.integrals:
@@ -158,45 +193,44 @@ class _Drawn:
     def _placed(self, block: Block, place: int, rows: Tensor, states: Tensor) -> Tensor:
         """Values (n, draws, width) of drawn points; a row has its points in one of the node's placements."""
         values = torch.zeros(*states.shape, self.layout.families[place].widths[-1]).to(self.layout.batch.weight)
-        for (node, _), placement in block.placements.items():
+        for (node, size), placement in block.placements.items():
             if node == place:
                 at = torch.full((self.layout.batch.rows,), -1)
                 at[placement.rows] = torch.arange(len(placement.rows))
                 here = torch.nonzero(at[rows] >= 0)[:, 0]
-                some = placement.at(rows[here], at[rows[here]])
+                some = placement.at(rows[here], at[rows[here]], size)
                 values[here] = some.jittered(states[here], self.numbers.generator)
         return values
 
     def _add_linear(self, integrals: Integrals) -> None:
         """Draw linear normal numbers given the categories and placed numbers around them."""
-        group, families = integrals.group, self.layout.families
-        around = group.around[group.instance]
-        many = len(group.states)
-        state = torch.zeros(len(group.rows), self.many, dtype=torch.long)
+        group, draws = integrals.group, (len(integrals.group.rows), self.many)
+        state = torch.zeros(draws, dtype=torch.long)
         for axis, size in enumerate(group.states):
-            codes = torch.empty_like(state)
-            for place in around[:, axis].unique().tolist():
-                here = around[:, axis] == place
-                codes[here] = self.values[families[place].node][group.rows[here]].argmax(-1)
-            state = state * size + codes
-        placed = []
-        for axis in range(many, around.shape[1]):
-            values = torch.empty(state.shape, dtype=integrals.mean.dtype)
-            for place in around[:, axis].unique().tolist():
-                here = around[:, axis] == place
-                values[here] = self.values[families[place].node][group.rows[here], :, 0]
-            placed.append(values)
-        self._write(integrals, integrals.draws(state, placed, self.numbers))
+            state = state * size + self._around(integrals, axis, lambda value: value.argmax(-1)).long()
+        placed = [
+            self._around(integrals, axis, lambda value: value[..., 0])
+            for axis in range(len(group.states), group.around.shape[1])
+        ]
+        dtype = integrals.mean.dtype
+        self._write(integrals, integrals.draws(state, placed, lambda shape: self.numbers.normal(shape, dtype)))
+
+    def _around(self, integrals: Integrals, axis: int, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is read of a node that each of the clusters meets (n, draws)."""
+        group = integrals.group
+        nodes = group.around[group.instance][:, axis]
+        values = torch.empty(len(nodes), self.many, dtype=integrals.mean.dtype)
+        for place in nodes.unique().tolist():
+            here = nodes == place
+            values[here] = read(self.values[self.layout.families[place].node][group.rows[here]]).to(values)
+        return values
 
     def _write(self, integrals: Integrals, value: Tensor) -> None:
         group = integrals.group
-        cells = group.cells[group.instance]
-        for coordinate in range(group.dim):
-            for place, cell in cells[:, coordinate].unique(dim=0).tolist():
-                here = (cells[:, coordinate] == torch.tensor([place, cell])).all(-1)
-                node, rows = self.layout.families[place].node, group.rows[here]
-                self.values[node][rows, :, cell] = value[here, :, coordinate]
-                self.known[node][rows] = True
+        for here, place, cell, coordinate in group.coordinates():
+            node, rows = self.layout.families[place].node, group.rows[here]
+            self.values[node][rows, :, cell] = value[here, :, coordinate]
+            self.known[node][rows] = True
 
     def completed(self) -> dict[str, Tensor]:
         """Everything else comes from the model, in topological order."""
@@ -223,53 +257,52 @@ class _Drawn:
         return sampler((1, rows, self.many, dim), self.layout.batch.weight.dtype)
 
 
-def drawn_states(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> _Cells:
-    """Draw each piece by itself, also those that look alike."""
-    block = evaluated.block
-    first, offset, owner = _numbering(block)
-    order = torch.argsort(block.piece, stable=True)
-    many_of = torch.bincount(block.piece, minlength=block.distinct)
-    begin = torch.cumsum(many_of, 0) - many_of
-    steps, conditionals = [], []
-    for step, conditional in zip(block.steps, evaluated.conditionals, strict=True):
-        distinct = block.cell_piece[step.cell]
-        repeats = many_of[distinct]
-        take = torch.repeat_interleave(torch.arange(len(distinct)), repeats)
-        within = torch.arange(len(take)) - torch.repeat_interleave(torch.cumsum(repeats, 0) - repeats, repeats)
-        piece = order[begin[distinct[take]] + within]
-        moved = offset[piece] - first[distinct[take]]
-        separator = step.separator[take] + moved.unsqueeze(-1)
-        steps.append(Step(step.sizes, {}, 0, step.cell[take] + moved, separator))
-        conditionals.append(conditional[:, take])
-    states = draws(steps, conditionals, len(owner), many, numbers)
-    distinct = block.piece[owner]
-    node = block.cell_node[first[distinct] + torch.arange(len(owner)) - offset[owner]]
-    return _Cells(states, node, block.piece_row[owner])
+def draws(block: Block, conditionals: Sequence[Tensor], many: int, numbers: RandomNumbers) -> Tensor:
+    """Joint draws of all variables (cells, draws): all from one replica, or one from each of as many."""
+    states = torch.zeros(len(block.cell_node), many, dtype=torch.long)
+    for step, conditional in zip(reversed(block.steps), reversed(conditionals), strict=True):
+        size = step.sizes[-1]
+        table = conditional.reshape(len(conditional), len(step.cell), -1, size).expand(many, -1, -1, -1)
+        at = torch.zeros(len(step.cell), many, dtype=torch.long)
+        for axis, width in enumerate(step.sizes[:-1]):
+            at = at * width + states[step.separator[:, axis]]
+        chosen = table.gather(2, at.T[..., None, None].expand(-1, -1, 1, size)).squeeze(2).cumsum(-1)
+        uniform = numbers.uniform((*at.shape, 1), table.dtype).transpose(0, 1) * chosen[..., -1:]
+        states[step.cell] = (uniform > chosen).sum(-1).clamp(max=size - 1).T
+    return states
 
 
-def _draw_copied_cells(evaluated: Evaluated, many: int, generator: torch.Generator) -> _Cells:
+def _cells(block: Block, states: Tensor) -> _Cells:
+    """The variables of all pieces, from the states of the distinct ones (cells, draws)."""
+    size = torch.bincount(block.cell_piece, minlength=block.distinct)
+    first = torch.zeros(block.distinct, dtype=torch.long)
+    # the cells of a piece follow each other
+    first.scatter_reduce_(0, block.cell_piece, torch.arange(len(block.cell_piece)), "amin", include_self=False)
+    own = size[block.piece]
+    begin = torch.repeat_interleave(first[block.piece] - torch.cumsum(own, 0) + own, own)
+    cells = begin + torch.arange(len(begin))
+    return _Cells(states[cells], block.cell_node[cells], torch.repeat_interleave(block.piece_row, own))
+
+
+def _draw_copied(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> Tensor:
     """Draw pieces whose variables have copies: proposals, which replace each other as their weights say.
 
     This is Metropolis' rule for proposals that do not depend on each other: after the first few the draws are those of
-    the exact posterior, however far the beliefs are from it. Pieces that look alike share their draws, unless they were
-    laid out apart.
+    the exact posterior, however far the beliefs are from it.
     """
     block, banks = evaluated.block, evaluated.banks
-    if banks is None:
-        raise RuntimeError("a block with copies keeps its banks")
+    assert banks is not None, "a block with copies keeps its banks"
+    plain = RandomNumbers(numbers.generator)
     at_once = max(1, DRAWN_ENTRIES // max(block.elements, 1))
     proposals, weights = [], []
     for first in range(0, many + PROPOSALS_BEFORE, at_once):
         number = min(at_once, many + PROPOSALS_BEFORE - first)
         some = {sizes: bank[:1].expand(number, -1, -1).clone() for sizes, bank in banks.items()}
-        conditionals, log_weight = drawn_copies(block, some, generator)
-        proposals.append(replica_draws(block.steps, conditionals, len(block.cell_node), generator))
+        conditionals, log_weight = drawn_copies(block, some, numbers.generator)
+        proposals.append(draws(block, conditionals, number, plain))
         weights.append(log_weight)
-    taken = _accepted(torch.cat(weights), generator)[PROPOSALS_BEFORE:]
-    states = torch.cat(proposals, 1).gather(1, taken.T[block.cell_piece])
-    first_cell, offset, owner = _numbering(block)
-    cells = first_cell[block.piece[owner]] + torch.arange(len(owner)) - offset[owner]
-    return _Cells(states[cells], block.cell_node[cells], block.piece_row[owner])
+    taken = _accepted(torch.cat(weights), numbers.generator)[PROPOSALS_BEFORE:]
+    return torch.cat(proposals, 1).gather(1, taken.T[block.cell_piece])
 
 
 def _accepted(log_weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -284,14 +317,48 @@ def _accepted(log_weight: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack(taken)
 
 
-def _numbering(block: Block) -> tuple[Tensor, Tensor, Tensor]:
-    """The first cell of each distinct piece; the first number of each piece's cells; the piece of each number."""
-    size = torch.bincount(block.cell_piece, minlength=block.distinct)
-    first = torch.zeros(block.distinct, dtype=torch.long)
-    # the cells of a piece follow each other
-    first.scatter_reduce_(0, block.cell_piece, torch.arange(len(block.cell_piece)), "amin", include_self=False)
-    own = size[block.piece]
-    return first, torch.cumsum(own, 0) - own, torch.repeat_interleave(torch.arange(len(own)), own)
+def drawn_copies(block: Block, banks: Banks, generator: torch.Generator) -> tuple[list[Tensor], Tensor]:
+    r"""Draw one joint state of all variables that have copies, in every replica.
+
+    Variable after variable is drawn from its belief and then held there, at the original and at all copies, and
+    messages are sent once before the next. Once all are held the sums are exact given their states c.
+
+    Args:
+        block: Pieces with copies.
+        banks: Tables and messages that stand still, as the sums leave them; they are overwritten.
+        generator: The source of the draws.
+
+    Returns:
+        The probabilities of each step's variable given its separator and c; and of each distinct piece (R, D)
+        :math:`\log P(x, c) - \log q(c)`, the logarithm of the weight that makes up for beliefs that are not exact.
+    """
+    back = {sizes: torch.zeros_like(bank) for sizes, bank in banks.items()}
+    single = banks[()]
+    log_chance = single.new_zeros(len(single), block.distinct)
+    for number in range(1 + max(int(split.rank.max()) for split in block.splits)):
+        conditionals = eliminate(block.steps, banks)
+        replies = message_replies(block, banks, back, conditionals)
+        uniform = torch.rand(len(single), block.distinct, 1, generator=generator, dtype=single.dtype)
+        chance = torch.ones_like(log_chance)  # the copies of one variable share their draw and its chance
+        for split, reply in zip(block.splits, replies, strict=True):
+            belief = tables_of(back, split.originals)
+            waiting = (split.rank > number).to(belief).unsqueeze(-1)
+            send_messages(banks, split, reply, waiting)
+            drawn = torch.nonzero(split.rank == number)[:, 0]
+            chance[:, split.piece[drawn]] = _hold(banks, split, drawn, belief[:, drawn], uniform)
+        log_chance += chance.log()
+    conditionals = eliminate(block.steps, banks)
+    return conditionals, banks[()][:, block.result, 0] - log_chance
+
+
+def _hold(banks: Banks, split: SplitSource, drawn: Tensor, belief: Tensor, uniform: Tensor) -> Tensor:
+    """Draw states from beliefs (R, n, K), hold originals and copies there, and return their chances (R, n)."""
+    sums = belief.cumsum(-1)
+    state = (uniform[:, split.piece[drawn]] * sums[..., -1:] > sums).sum(-1, keepdim=True).clamp(max=sums.shape[-1] - 1)
+    held = torch.full_like(belief, LEAST).scatter_(-1, state, 0.0)
+    for one in (split.originals, split.copies):
+        banks[one.sizes][:, one.start + drawn] = held
+    return (belief.gather(-1, state) / sums[..., -1:]).squeeze(-1)
 
 
 def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
@@ -324,7 +391,7 @@ def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tens
         for block in layout.blocks:
             evaluated = factors.evaluate(block)
             total.index_add_(0, block.piece_row, evaluated.log_z[0, block.piece])
-            cells = drawn_states(evaluated, 1, numbers)
+            cells = _cells(block, draws(block, evaluated.conditionals, 1, numbers))
             for family in layout.families:
                 here = torch.nonzero(cells.node == family.place)[:, 0]
                 if family.categories[-1] and len(here):
@@ -351,7 +418,7 @@ def node_moments(naturals: Naturals, layout: Layout, node: str) -> tuple[Tensor,
         factors = Factors(layout, naturals, Tempering())
         for block in layout.blocks:
             placed = any(place == family.place for place, _ in block.placements)
-            if placed or any(_holds(source.group.cells, family.place) for source in block.linear):
+            if placed or any(_holds(group, family.place) for group in block.linear):
                 evaluated = factors.evaluate(block)
                 beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(first))
                 _add_placed(evaluated, beliefs, family.place, first, second)
@@ -359,52 +426,44 @@ def node_moments(naturals: Naturals, layout: Layout, node: str) -> tuple[Tensor,
     return first, (second - first.square()).clamp(min=0.0)
 
 
-def _holds(cells: Tensor, place: int) -> bool:
-    return bool((cells[..., 0] == place).any())
+def _holds(group: LinearGroup, place: int) -> bool:
+    return bool((group.cells[..., 0] == place).any())
 
 
 def _add_placed(evaluated: Evaluated, beliefs: Banks, place: int, first: Tensor, second: Tensor) -> None:
-    block = evaluated.block
-    for source in block.lengths:
-        if source.node != place:
-            continue
-        belief = taken(beliefs, source.sizes, source.start, source.count, source.sizes)[0]
-        placement = block.placements[source.key]
-        values, rows = placement.points().values, placement.rows
-        value = values.expand(1, *values.shape[1:])[0]
-        total = belief.sum(-1, keepdim=True).clamp(min=torch.finfo(belief.dtype).tiny)
-        share = (belief / total).unsqueeze(-1)
-        first[rows] = (share * value).sum(-2)
-        second[rows] = (share * value.square()).sum(-2)
+    for source in evaluated.block.lengths:
+        if source.place == place:
+            belief = beliefs_of(beliefs, source)[0]
+            placement = evaluated.block.placements[source.points_of(place)]
+            value, rows = placement.points().values[0], placement.rows
+            total = belief.sum(-1, keepdim=True).clamp(min=torch.finfo(belief.dtype).tiny)
+            share = (belief / total).unsqueeze(-1)
+            first[rows] = (share * value).sum(-2)
+            second[rows] = (share * value.square()).sum(-2)
 
 
 def _add_linear(evaluated: Evaluated, beliefs: Banks, place: int, first: Tensor, second: Tensor) -> None:
-    for source, integrals in zip(evaluated.block.linear, evaluated.integrals, strict=True):
-        group = source.group
-        if not _holds(group.cells, place):
-            continue
-        weight = taken(beliefs, source.stored, source.start, len(group.rows), group.sizes)
-        one, two = _unknown_moments(integrals, weight)
-        cells = group.cells[group.instance]
-        for coordinate in range(group.dim):
-            for cell in cells[cells[:, coordinate, 0] == place][:, coordinate, 1].unique().tolist():
-                here = (cells[:, coordinate, 0] == place) & (cells[:, coordinate, 1] == cell)
-                first[group.rows[here], cell] = one[here, coordinate]
-                second[group.rows[here], cell] = two[here, coordinate]
+    for group, integrals in zip(evaluated.block.linear, evaluated.integrals, strict=True):
+        if _holds(group, place):
+            one, two = _unknown_moments(integrals, beliefs_of(beliefs, group))
+            for here, node, cell, coordinate in group.coordinates():
+                if node == place:
+                    first[group.rows[here], cell] = one[here, coordinate]
+                    second[group.rows[here], cell] = two[here, coordinate]
 
 
 def _unknown_moments(integrals: Integrals, weight: Tensor) -> tuple[Tensor, Tensor]:
     """First and second moments of the unknowns of each piece (n, d), given beliefs (1, n, *sizes)."""
     group = integrals.group
-    by_state = integrals.by_state(weight)
-    total = (by_state.flatten(3).sum(-1) if integrals.points else by_state)[0]  # (n, T)
+    by_state = group.by_state(weight)
+    total = by_state[0].sum(-1)  # (n, T)
     size = total.sum(-1, keepdim=True).clamp(min=torch.finfo(total.dtype).tiny)
-    variance = integrals.variances()[0][group.instance]  # (n, T, d)
+    variance = integrals.covariance[0].diagonal(dim1=-2, dim2=-1)[group.instance]  # (n, T, d)
     mean = integrals.mean[0]
     one = total.unsqueeze(-1) * mean
     two = total.unsqueeze(-1) * (mean.square() + variance)
-    if integrals.points:
-        _, y, yy = point_moments(by_state, integrals.points)
+    if integrals.grid is not None:
+        y, yy = integrals.point_moments(by_state)
         gain = integrals.gain[0][group.instance]  # (n, T, d, b)
         drift = (gain @ y[0].unsqueeze(-1)).squeeze(-1)
         one = one - drift
