@@ -109,7 +109,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DataError, match=r"note.txt' cannot be written: No space left on device"):
-        files.write_text(tmp_path / "note.txt", "new")
+        files.write_bytes(tmp_path / "note.txt", b"new")
     assert os.listdir(tmp_path) == []
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_does_not_exist_is_an_error(tmp_path):
 def test_no_permission_is_an_error(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(DataError, match="cannot be written: Permission denied"):
-        files.write_text(tmp_path / "note.txt", "new")
+        files.write_bytes(tmp_path / "note.txt", b"new")
 
 
 def test_permissions_and_links_are_kept(tmp_path):
@@ -130,8 +130,8 @@ def test_permissions_and_links_are_kept(tmp_path):
     real.write_text("old")
     real.chmod(0o640)
     link.symlink_to(real)
-    files.write_text(link, "new")
-    files.write_text(fresh, "new")
+    files.write_bytes(link, b"new")
+    files.write_bytes(fresh, b"new")
     assert link.is_symlink()
     assert real.read_text() == "new"
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
@@ -141,7 +141,7 @@ def test_permissions_and_links_are_kept(tmp_path):
 
 
 def test_what_is_no_file_is_written_to():
-    files.write_text("/dev/null", "gone")
+    files.write_bytes("/dev/null", b"gone")
     assert not Path("/dev/null").is_file()
 
 
@@ -151,7 +151,7 @@ def test_what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays(tmp_p
     with files.replacing(path) as file:
         assert not left.exists()
         file.write(b"slow")
-        files.write_text(path, "quick")
+        files.write_bytes(path, b"quick")
     assert path.read_text() == "slow"
     assert os.listdir(tmp_path) == ["note.txt"]
 
@@ -162,12 +162,12 @@ def test_what_a_killed_writer_left_goes_and_what_a_living_one_writes_stays(tmp_p
 def write_set(folder, names, text):
     with files.folder_transaction(folder, NAMES) as staged:
         for name in names:
-            files.write_text(staged / name, text)
+            files.write_bytes(staged / name, text.encode())
 
 
 def write_half_a_set(folder):
     with files.folder_transaction(folder, NAMES) as staged:
-        files.write_text(staged / "a.txt", "new")
+        files.write_bytes(staged / "a.txt", b"new")
         raise KeyboardInterrupt
 
 

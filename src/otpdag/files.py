@@ -100,11 +100,6 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a whole file of UTF-8 text in one step, line ends as they are; see :func:`replacing`."""
-    write_bytes(path, text.encode("utf-8"))
-
-
 @contextlib.contextmanager
 def _named(path: str | Path) -> Iterator[None]:
     """Errors of the system as errors that name the file."""
@@ -243,7 +238,7 @@ def folder_transaction(folder: str | Path, owned: Iterable[str]) -> Iterator[Pat
             raise ValueError(f"files of the folder that are not declared: {sorted(names - owned)}")
         with _named(folder):
             if staged.parent == folder:
-                write_text(staged / _MANIFEST, json.dumps(sorted(names)))
+                write_bytes(staged / _MANIFEST, json.dumps(sorted(names)).encode())
                 os.rename(staged, folder / _COMMITTED)
                 _move_up(folder, owned)
             else:

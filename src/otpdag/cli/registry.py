@@ -16,9 +16,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import platform
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -173,10 +173,9 @@ def registered() -> dict[str, Experiment]:
 def find_folder() -> Path | None:
     """The folder ``experiments`` of the checkout that the package runs from; code of no other folder is run unasked."""
     source = Path(__file__).resolve().parents[2]
-    root = source.parent
-    if source.name == "src" and _is_checkout(root) and (root / "experiments").is_dir():
-        return root / "experiments"
-    return None
+    project, folder = source.parent / "pyproject.toml", source.parent / "experiments"
+    is_ours = source.name == "src" and project.is_file() and 'name = "otpdag"' in project.read_text()
+    return folder if is_ours and folder.is_dir() else None
 
 
 def named_folder(folder: Path) -> Path:
@@ -188,37 +187,19 @@ def named_folder(folder: Path) -> Path:
     return chosen
 
 
-def _is_checkout(root: Path) -> bool:
-    """Whether a folder is this project's."""
-    try:
-        with (root / "pyproject.toml").open("rb") as file:
-            return bool(tomllib.load(file).get("project", {}).get("name") == "otpdag")
-    except (OSError, tomllib.TOMLDecodeError):
-        return False
-
-
 def discover(folder: Path) -> dict[str, str]:
     """Import every module of the folder; for those that cannot be imported, why."""
     root = str(folder.parent)
     if root not in sys.path:
         sys.path.insert(0, root)
     failed = {}
-    for name in _modules(folder):
+    names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
+    for name in [name for name in names if not name.startswith("_")]:
         try:
             importlib.import_module(f"{folder.name}.{name}")
         except ImportError as error:
             failed[name] = str(error)
     return failed
-
-
-def _modules(folder: Path) -> Iterator[str]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(("_", ".")):
-            continue
-        if path.suffix == ".py":
-            yield path.stem
-        elif (path / "__init__.py").is_file():
-            yield path.name
 
 
 # --- the command ----------------------------------------------------------------------------------------------

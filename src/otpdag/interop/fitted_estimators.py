@@ -114,12 +114,15 @@ def to_arviz(fitted: Model | FitResult, data: Any, *, draws: int = 200, seed: in
     table = as_frame(data)
     if draws * len(table) * len(model.graph.observed) > 50_000_000:  # 400 MB
         raise ModelError(f"{draws} draws of {len(table)} rows need too much memory; ask for fewer draws")
+    made = model.sample(len(table) * draws, seed=seed)
     groups: dict[str, Any] = {
         "observed_data": {name: table[name].to_numpy() for name in model.graph.observed if name in table},
         "constant_data": {
             f"{node}.{name}": np.asarray(value) for node, own in model.params().items() for name, value in own.items()
         },
-        "posterior_predictive": _predictive(model, len(table), draws, seed),
+        "posterior_predictive": {
+            name: made[name].to_numpy().reshape(1, draws, len(table)) for name in made if name in model.graph.observed
+        },
     }
     posterior: dict[str, Any] = {}
     names: dict[str, list[str]] = {}
@@ -129,7 +132,7 @@ def to_arviz(fitted: Model | FitResult, data: Any, *, draws: int = 200, seed: in
         names = _names(model)
     if model.graph.hidden:
         drawn = model.posterior(table, draws=draws, seed=seed)
-        posterior |= {str(name): _by_draw(drawn[name], draws) for name in drawn.columns}
+        posterior |= {str(name): drawn[name].to_numpy().reshape(-1, draws).T[None] for name in drawn.columns}
     if posterior:
         groups["posterior"] = posterior
     axes = {name: [f"{name} at"] for name in names if posterior[name].ndim > 2}
@@ -140,16 +143,3 @@ def _names(model: Model) -> dict[str, list[str]]:
     """What the single numbers of each parameter are called: parents' categories, the parent of a slope."""
     by_parameter = estimates(model).groupby(["node", "parameter"], sort=False)["at"]
     return {f"{node}.{name}": list(places) for (node, name), places in by_parameter}
-
-
-def _by_draw(column: Any, draws: int) -> np.ndarray[Any, Any]:
-    """(chain, draw, row), from a table with a line for each row and draw."""
-    table = column.unstack("draw") if "draw" in (column.index.names or []) else None
-    values = column.to_numpy().reshape(-1, draws) if table is None else table.to_numpy()
-    return values.T[None]
-
-
-def _predictive(model: Model, rows: int, draws: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    made = model.sample(rows * draws, seed=seed)
-    observed = [name for name in made.columns if name in model.graph.observed]
-    return {name: made[name].to_numpy().reshape(1, draws, rows) for name in observed}

@@ -60,7 +60,11 @@ def givers_and_takers(
     left = nx.Graph()
     left.add_edges_from(pairs)
     arrows: list[tuple[str, str]] = []
-    while giver := next((node for node in _in_order(left, willing) if _neighbours_are_pairs(left, node)), None):
+
+    def can_give(node: str) -> bool:
+        return all(left.has_edge(one, other) for one, other in combinations(left.neighbors(node), 2))
+
+    while giver := next(filter(can_give, sorted(left.nodes, key=lambda node: node not in willing)), None):
         arrows += [(giver, taker) for taker in left.neighbors(giver)]
         left.remove_node(giver)
     for circle in list(nx.connected_components(left)):
@@ -72,14 +76,6 @@ def givers_and_takers(
             )
         arrows += nx.find_cycle(part)
     return arrows, bool(left.nodes)
-
-
-def _in_order(graph: nx.Graph, willing: Collection[str]) -> list[str]:
-    return sorted(graph.nodes, key=lambda node: node not in willing)
-
-
-def _neighbours_are_pairs(graph: nx.Graph, node: str) -> bool:
-    return all(graph.has_edge(one, other) for one, other in combinations(graph.neighbors(node), 2))
 
 
 _NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")

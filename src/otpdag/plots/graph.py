@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import fmean
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -363,20 +363,12 @@ def _size(text: str) -> Floats:
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-class Route(NamedTuple):
-    """A line from parent to child: its points (n, 2), and the codes of matplotlib's ``Path`` that lead to them."""
-
-    link: Link
-    points: Floats
-    codes: tuple[Any, ...]
-
-
-def _routes(layout: Layout) -> list[Route]:
+def _routes(layout: Layout) -> list[Path]:
     """Each edge with its line from parent to child: straight lines if that is clear, else curves."""
     lines = {link: _straight(layout, link) for link in layout.links}
     crowded = any(link.label or _meets_node(layout, link, line) for link, line in lines.items())
     if not crowded and not _heads_overlap([line[-1] for line in lines.values()]):
-        return [Route(link, line[[0, -1]], (Path.MOVETO, Path.LINETO)) for link, line in lines.items()]
+        return [Path(line[[0, -1]]) for line in lines.values()]
     starts = _ports(layout, 0, 1, -1)
     ends = _ports(layout, -1, -2, 1)
     return [_curved(layout, number, starts[number], ends[number]) for number in range(len(layout.links))]
@@ -415,7 +407,7 @@ def _ports(layout: Layout, end: int, inner: int, side: int) -> dict[int, tuple[f
     return ports
 
 
-def _curved(layout: Layout, number: int, start: tuple[float, float], end: tuple[float, float]) -> Route:
+def _curved(layout: Layout, number: int, start: tuple[float, float], end: tuple[float, float]) -> Path:
     """Vertical through every row, so that it meets no node there; bent only between rows."""
     link, (top, *bends, bottom) = layout.links[number], layout.chains[number]
     bow = 0.0 if bends else layout.bows[link]
@@ -430,14 +422,14 @@ def _curved(layout: Layout, number: int, start: tuple[float, float], end: tuple[
         codes += [Path.CURVE4] * 3 if place % 2 else [Path.LINETO]
     if link.upward:
         points, codes = points[::-1], [Path.MOVETO, *codes[:0:-1]]
-    return Route(link, np.array(points), tuple(codes))
+    return Path(points, codes)
 
 
-def _label_places(routes: Sequence[Route]) -> Iterator[tuple[str, Floats]]:
+def _label_places(links: Sequence[Link], routes: Sequence[Path]) -> Iterator[tuple[str, Floats]]:
     """For each label the place on its own line that covers least of other labels and lines, near the middle."""
-    drawn = [np.array(Path(points, codes).to_polygons(closed_only=False)[0]) for _, points, codes in routes]
+    drawn = [np.array(route.to_polygons(closed_only=False)[0]) for route in routes]
     corners, placed = np.array([(0, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]), [np.zeros((0, 2))]
-    for number, (link, _, _) in enumerate(routes):
+    for number, link in enumerate(links):
         if link.label:
             half = np.array([text_width(link.label, POINTS.label_font) / 2 + 3, POINTS.label_font / 2 + 3])
             line = drawn[number]
@@ -461,15 +453,15 @@ class _Pen:
 
     def draw(self, layout: Layout) -> None:
         routes = _routes(layout)
-        for link, points, codes in routes:
-            self._arrow(points, codes, dashed=bool(link.label))
-        for label, place in _label_places(routes):
+        for link, route in zip(layout.links, routes, strict=True):
+            self._arrow(route, dashed=bool(link.label))
+        for label, place in _label_places(layout.links, routes):
             self._label(label, place, align="center")
         for node, label in layout.loops.items():
             (x, y), width = layout.centre(node), layout.size[node][0]
             side = x + width / 2 - POINTS.corner + math.sqrt(POINTS.corner**2 - 36)
             bulge = [(side, y + 6), (side + 20, y + 17), (side + 20, y - 17), (side, y - 6)]
-            self._arrow(np.array(bulge), (Path.MOVETO, *3 * [Path.CURVE4]), dashed=True)
+            self._arrow(Path(bulge, [Path.MOVETO, *3 * [Path.CURVE4]]), dashed=True)
             self._label(label, np.array([x + width / 2 + POINTS.loop, y]), align="left")
         for node in layout.graph.nodes:
             self._node(layout, node)
@@ -485,13 +477,14 @@ class _Pen:
             place = (layout.x[node], base - POINTS.line * number)
             self.ax.text(*place, line, size=POINTS.font * self.scale, ha="center", zorder=4, parse_math=False)
 
-    def _arrow(self, points: Floats, codes: tuple[Any, ...], *, dashed: bool) -> None:
+    def _arrow(self, route: Path, *, dashed: bool) -> None:
+        points = np.array(route.vertices)
         tip = points[-1]
         back = tip - points[np.hypot(*(points - tip).T) > 1.0][-1]
         direction = back / np.hypot(*back)
         base = tip - POINTS.arrow[0] * direction
         across = POINTS.arrow[1] * np.array([-direction[1], direction[0]])
-        path = Path([*points[:-1], base + 0.2 * POINTS.arrow[0] * direction], codes)
+        path = Path([*points[:-1], base + 0.2 * POINTS.arrow[0] * direction], route.codes)
         line = PathPatch(path, facecolor="none", edgecolor=INK, zorder=1, capstyle="butt")
         line.set(linewidth=1.1 * self.scale, linestyle=_DASHES if dashed else "-")
         self.ax.add_patch(line)
