@@ -20,7 +20,7 @@ from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.errors import DataError, ModelError
-from otpdag.likelihood.word_pairs import Repeats
+from otpdag.likelihood.topic_problem import Repeats
 from otpdag.objective import Direct, Drawn, Encoded, Objective, PaperTopics, TopicSweeps
 from otpdag.problem import split_point
 from otpdag.settings import ClosedForm
@@ -156,10 +156,10 @@ def test_documents_start_from_so_many_starts_and_go_on_from_the_best():
 def test_documents_that_repeat_words_too_often_are_compared_by_pairs(ratio, method, background):
     kind = topics(COUNTS)
     kind.__dict__["repeats"] = Repeats(ratio, 0.01)
-    assert (kind.chosen("auto"), kind.named("auto").name) == (method, method)
-    assert kind.background("transport") == background
-    assert kind.background("likelihood") == 0.0
-    assert kind.chosen("paper") == "paper"
+    assert kind.named("auto").name == method
+    assert kind.named("transport").evaluation.background == background
+    assert kind.named("likelihood").evaluation.background == 0.0
+    assert kind.named("paper").name == "paper"
     (note,) = kind.notes(SimpleNamespace(problem=None))
     assert f"repeat words {ratio:.2f} times as often" in note
     assert topics(COUNTS).notes(SimpleNamespace(problem=None)) == []
@@ -302,10 +302,10 @@ def test_the_method_follows_from_how_often_words_are_repeated():
     counts = bars(4, 30, 20, seed=0).counts
     usual, texts, unknown = (told(data(counts), ratio) for ratio in (1.0, 3.0, None))
     assert (usual.repeats.as_modelled, texts.repeats.as_modelled) == (True, False)
-    assert [one.chosen("auto") for one in (usual, texts, unknown)] == ["likelihood", "transport", "likelihood"]
-    assert told(data(counts, topics=1), 3.0).chosen("auto") == "likelihood"  # one topic is how often words occur
-    assert [one.background("transport") for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
-    assert texts.background("likelihood") == 0.0
+    assert [one.named("auto").name for one in (usual, texts, unknown)] == ["likelihood", "transport", "likelihood"]
+    assert told(data(counts, topics=1), 3.0).named("auto").name == "likelihood"  # one topic is how often words occur
+    assert [one.named("transport").evaluation.background for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
+    assert texts.named("likelihood").evaluation.background == 0.0
     assert texts.named("auto") == topic_method("transport", documents=30, background=0.8)
     assert texts.named("likelihood") == topic_method("likelihood", documents=30)
     swept, drawn = (SimpleNamespace(problem=SimpleNamespace(drawn_prior=prior)) for prior in (None, 0.25))

@@ -7,17 +7,18 @@ import pytest
 import torch
 from scipy import optimize, sparse, special, stats
 
-from otpdag.likelihood import topic_draws
-from otpdag.likelihood.topic_draws import (
+from otpdag.likelihood import topic_shares
+from otpdag.likelihood.topic_problem import pair_concentration
+from otpdag.likelihood.topic_shares import (
     ALPHA_RANGE,
     AssignmentDraws,
     DrawnTopics,
-    TopicChain,
     drawn_topics,
     exact_alpha,
+    mean_draw,
     newton_concentration,
-    pair_concentration,
     simulated_documents,
+    topic_draws,
     word_concentration,
 )
 
@@ -38,7 +39,7 @@ def log_dirichlet(counts, concentration):
 
 
 def test_topics_are_drawn_from_their_exact_distribution(monkeypatch):
-    monkeypatch.setattr(topic_draws, "word_concentration", lambda counts, prior: prior)
+    monkeypatch.setattr(topic_shares, "word_concentration", lambda counts, prior: prior)
     documents, alpha, prior = np.array([[2, 1, 0], [0, 1, 2]]), np.array([0.4, 1.2]), 0.5
     words = [(d, v) for d, v in np.ndindex(2, 3) for _ in range(documents[d, v])]
     chances, roots, given = [], [], []
@@ -53,10 +54,10 @@ def test_topics_are_drawn_from_their_exact_distribution(monkeypatch):
         roots.append(root / np.linalg.norm(root, axis=1, keepdims=True))
         given.append(by_word.sum(1))
     exact = np.average(roots, axis=0, weights=chances)
-    chain = TopicChain(
+    draws = topic_draws(
         sparse.csr_array(documents), start(np.full((2, 3), 1 / 3), alpha), np.random.default_rng(0), learns_alpha=False
     )
-    drawn = chain.window(8_000, never)
+    drawn = mean_draw(draws, 8_000, never)
     np.testing.assert_allclose(drawn.roots, exact, atol=0.03)
     np.testing.assert_allclose(drawn.words, np.average(given, axis=0, weights=chances), atol=0.12)
     np.testing.assert_allclose(drawn.alpha, alpha)
@@ -82,11 +83,11 @@ def test_concentrations_are_learned_with_the_topics():
 def test_windows_grow_until_topics_turn_back(monkeypatch, turns, windows):
     asked, places = [], iter(turns)
 
-    def window(self, sweeps, is_over):
+    def window(draws, sweeps, is_over):
         asked.append(sweeps)
         return DrawnTopics(np.full((2, 2), next(places)), np.ones(2), np.ones(2))
 
-    monkeypatch.setattr(TopicChain, "window", window)
+    monkeypatch.setattr(topic_shares, "mean_draw", window)
     documents = sparse.csr_array(np.ones((3, 2), dtype=int))
     last = drawn_topics(
         documents, start(np.full((2, 2), 0.5), np.ones(2)), np.random.default_rng(0), learns_alpha=True, is_over=never
@@ -98,11 +99,11 @@ def test_windows_grow_until_topics_turn_back(monkeypatch, turns, windows):
 def test_windows_are_fewer_and_shorter_where_draws_begin_near(monkeypatch):
     asked = []
 
-    def window(self, sweeps, is_over):
+    def window(draws, sweeps, is_over):
         asked.append(sweeps)
         return DrawnTopics(np.full((2, 2), float(len(asked))), np.ones(2), np.ones(2))
 
-    monkeypatch.setattr(TopicChain, "window", window)
+    monkeypatch.setattr(topic_shares, "mean_draw", window)
     documents, begin = sparse.csr_array(np.ones((3, 2), dtype=int)), start(np.full((2, 2), 0.5), np.ones(2))
     drawn_topics(documents, begin, np.random.default_rng(0), learns_alpha=True, is_over=never, sweeps=10, most=4)
     assert asked == [10, 20, 40, 80]
@@ -110,12 +111,12 @@ def test_windows_are_fewer_and_shorter_where_draws_begin_near(monkeypatch):
 
 def test_somebody_who_wants_the_end_gets_it_after_a_sweep(monkeypatch):
     sweeps = []
-    swept = TopicChain._swept
-    monkeypatch.setattr(TopicChain, "_swept", lambda self: (sweeps.append(1), swept(self))[1])
+    swept = AssignmentDraws.sweep
+    monkeypatch.setattr(AssignmentDraws, "sweep", lambda *held: (sweeps.append(1), swept(*held))[1])
     documents = sparse.csr_array(np.ones((3, 2), dtype=int))
     begin = start(np.full((2, 2), 0.5), np.ones(2))
     drawn = drawn_topics(documents, begin, np.random.default_rng(0), learns_alpha=True, is_over=lambda: True)
-    assert len(sweeps) == 1
+    assert len(sweeps) == 6  # five of the shares alone
     assert np.isfinite(drawn.topics).all()
 
 
@@ -144,33 +145,33 @@ def test_draws_have_the_exact_distribution(at_a_time):
     topics = np.array([[0.8, 0.2], [0.3, 0.7]])
     alpha = np.array([0.5, 1.5])
     counts = sparse.csr_array(np.tile([[2, 1]], (4000, 1)))
-    drawn = last_of(AssignmentDraws(counts, 2, np.random.default_rng(0), at_a_time), topics, alpha, 30)
+    by_document, _ = last_of(AssignmentDraws(counts, 2, np.random.default_rng(0), at_a_time), topics, alpha, 30)
     weights = np.zeros(4)
     for assigned in np.ndindex(2, 2, 2):
         n = np.array([assigned.count(0), assigned.count(1)])
         words = np.prod([topics[k, v] for k, v in zip(assigned, (0, 0, 1), strict=True)])
         weights[n[0]] += words * np.exp(special.gammaln(alpha + n).sum())
-    found = np.bincount(drawn.by_document[:, 0].astype(int), minlength=4) / 4000
+    found = np.bincount(by_document[:, 0].astype(int), minlength=4) / 4000
     assert found == pytest.approx(weights / weights.sum(), abs=0.025)
-    assert (drawn.by_document.sum(1) == 3).all()
+    assert (by_document.sum(1) == 3).all()
 
 
 @pytest.mark.parametrize("at_a_time", [1, 3, 200_000])
 def test_every_word_is_counted_once_by_document_and_by_kind(at_a_time):
     counts = np.array([[0, 0, 0], [1, 2, 0], [0, 0, 0], [4, 0, 1], [0, 3, 0]])
     draws = AssignmentDraws(sparse.csr_array(counts), 2, np.random.default_rng(0), at_a_time)
-    drawn = last_of(draws, np.full((2, 3), 1 / 3), np.ones(2), 3)
-    assert drawn.by_document.sum(1).tolist() == counts.sum(1).tolist()
-    assert drawn.by_word.sum(0).tolist() == counts.sum(0).tolist()
-    assert drawn.by_document.sum(0).tolist() == drawn.by_word.sum(1).tolist()
+    by_document, by_word = last_of(draws, np.full((2, 3), 1 / 3), np.ones(2), 3)
+    assert by_document.sum(1).tolist() == counts.sum(1).tolist()
+    assert by_word.sum(0).tolist() == counts.sum(0).tolist()
+    assert by_document.sum(0).tolist() == by_word.sum(1).tolist()
 
 
 def test_a_word_that_one_topic_has_is_of_that_topic():
     topics = np.array([[1.0, 0.0], [0.0, 1.0]])
     counts = sparse.csr_array(np.array([[5, 2], [0, 7]]))
-    drawn = AssignmentDraws(counts, 2, np.random.default_rng(1)).sweep(topics, np.full(2, 0.3))
-    assert drawn.by_document.tolist() == [[5, 2], [0, 7]]
-    assert drawn.by_word.tolist() == [[5, 0], [0, 9]]
+    by_document, by_word = AssignmentDraws(counts, 2, np.random.default_rng(1)).sweep(topics, np.full(2, 0.3))
+    assert by_document.tolist() == [[5, 2], [0, 7]]
+    assert by_word.tolist() == [[5, 0], [0, 9]]
 
 
 def test_simulated_documents_are_those_of_the_model():

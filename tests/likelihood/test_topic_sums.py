@@ -9,9 +9,16 @@ from scipy import sparse, special
 from scipy.optimize import linear_sum_assignment
 
 from otpdag.datasets import bars
-from otpdag.likelihood.topic_draws import AssignmentDraws
-from otpdag.likelihood.topic_shares import Cells, batches, cell_batches, even_shares, infer_assignments, infer_shares
-from otpdag.likelihood.word_pairs import WordPairs, repeats, start_topics, topic_pairs
+from otpdag.likelihood.topic_problem import WordPairs, repeats, start_topics, topic_pairs
+from otpdag.likelihood.topic_shares import (
+    AssignmentDraws,
+    Cells,
+    batches,
+    cell_batches,
+    even_shares,
+    infer_assignments,
+    infer_shares,
+)
 
 
 def test_with_topics_that_share_no_word_the_map_is_exact():
@@ -179,7 +186,7 @@ def test_expected_words_are_nearer_to_exact_ones_than_those_of_sharper_shares():
     shares = rng.dirichlet(alpha, 40)
     counts = sparse.csr_array(np.array([rng.multinomial(12, one @ topics) for one in shares]))
     draws = AssignmentDraws(counts, 3, rng)
-    exact = np.mean([draws.sweep(topics, alpha).by_document for _ in range(3000)][200:], axis=0)
+    exact = np.mean([draws.sweep(topics, alpha)[0] for _ in range(3000)][200:], axis=0)
     cells, told, of_alpha = Cells.of(counts), torch.tensor(topics).float(), torch.tensor(alpha).float()
     _, collapsed = infer_assignments(cells, told, of_alpha, even_shares(cells, torch.zeros(3)), steps=50)
     sharper = infer_shares(cells, told, of_alpha, even_shares(cells, of_alpha), steps=50).concentration - of_alpha

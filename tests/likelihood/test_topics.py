@@ -13,9 +13,15 @@ from otpdag.datasets import bars
 from otpdag.engine import EM, Layout
 from otpdag.engine.document_data import topic_method
 from otpdag.engine.optimiser import Run
-from otpdag.likelihood.topic_draws import newton_concentration, pair_concentration
-from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics, TopicSweeps
-from otpdag.likelihood.word_pairs import WordPairs
+from otpdag.likelihood.topic_problem import (
+    PairProblem,
+    TopicProblem,
+    Topics,
+    TopicSweeps,
+    WordPairs,
+    pair_concentration,
+)
+from otpdag.likelihood.topic_shares import newton_concentration
 from otpdag.metrics import topic_errors
 
 

@@ -27,15 +27,30 @@ from otpdag.learned.paper_topics import (
     paper_topics_start,
     word_encoder,
 )
-from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics, TopicSweeps, topic_nodes
+from otpdag.likelihood.topic_problem import (
+    PairProblem,
+    Repeats,
+    TopicProblem,
+    Topics,
+    TopicSweeps,
+    WordPairs,
+    repeats,
+    start_topics,
+    topic_nodes,
+)
 from otpdag.likelihood.topic_shares import SMALLEST
-from otpdag.likelihood.word_pairs import Repeats, WordPairs, repeats, start_topics
 from otpdag.model import Model
 from otpdag.problem import Problem, split_theta
 from otpdag.settings import Objective, PushForward
 from otpdag.structure import unpack
 
 Counts = sparse.csr_array
+
+REPEAT_UPDATES = 60
+"""Updates of plain pairs after which repeats of words are compared: they change by less than 0.02 afterwards."""
+
+BACKGROUND = 0.8
+"""Words that no topic explains, of pairs of words of texts (decision 0032 has the corpora that it was chosen on)."""
 
 
 @dataclass(frozen=True)
@@ -72,17 +87,13 @@ class DocumentData(DataKind):
         LDA draws words independently given a document's shares. Its likelihood is the best use of data for which this
         holds; texts repeat words much more often, and titles less, and their likelihood bends topics to explain that.
         """
-        return self._repeats()
-
-    def _repeats(self, updates: int = 60) -> Repeats | None:
-        """Compared after so many updates of plain pairs: they change by less than 0.02 afterwards."""
         pairs = WordPairs.of(self.counts)
         if pairs.total <= 0:
             return None
         layout = Layout.of(self.model.structure)
         problem = PairProblem(layout.structure, self.counts, layout.shapes, TopicSweeps(pairs=True), 0, pairs)
         point = self.starts(layout, problem, 0, [0])
-        for _ in range(updates):
+        for _ in range(REPEAT_UPDATES):
             point, _ = problem.update(point)
         topics = problem.topics(point)
         return repeats(self.counts, topics.probabilities.float(), topics.alpha)
@@ -93,22 +104,16 @@ class DocumentData(DataKind):
         topics = self.model.structure.mechanisms[topic_nodes(self.model.structure)[0]].space.width
         return topics < 2 or self.repeats is None or self.repeats.as_modelled
 
-    def chosen(self, name: str) -> str:
-        """``"auto"`` is entropic where documents repeat words as the model does, else transport."""
-        return name if name != "auto" else "likelihood" if self.holds else "transport"
-
-    def background(self, name: str, share: float = 0.8) -> float:
-        """Words that no topic explains: of transport, where documents do not repeat words as the model does.
-
-        The share is that of texts (decision 0032 has the corpora that it was chosen on).
-        """
-        return share if name == "transport" and not self.holds else 0.0
-
     def named(self, name: str, *, prior: float | None = None, batch: int = 2048, steps: int | None = None) -> Method:
-        """``"auto"`` looks at how often documents repeat words; a prior on the topics needs whole documents."""
-        chosen = "likelihood" if name == "auto" and prior is not None else self.chosen(name)
-        background = self.background(chosen)
-        return topic_method(chosen, documents=self.rows, prior=prior, batch=batch, steps=steps, background=background)
+        """``"auto"`` is entropic where documents repeat words as the model does, else transport.
+
+        A prior on the topics needs whole documents. Transport has words that no topic explains where the model does not
+        hold.
+        """
+        if name == "auto":
+            name = "likelihood" if prior is not None or self.holds else "transport"
+        background = BACKGROUND if name == "transport" and not self.holds else 0.0
+        return topic_method(name, documents=self.rows, prior=prior, batch=batch, steps=steps, background=background)
 
     def notes(self, ended: SearchResult) -> list[str]:
         """What the choice of the method was made from, and whether topics were drawn."""
@@ -232,13 +237,8 @@ def topic_method(
         return Method("transport", sweeps.objective, sweeps, EM(steps=steps or 300))
     if name != "paper":
         raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {name!r}")
-    return _paper_method(documents, steps or 300, drawn=prior is not None)
-
-
-def _paper_method(documents: int, epochs: int, *, drawn: bool, batch: int = 50) -> Method:
-    """As the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution."""
-    eta, temperature = (1e-1, 2.0) if drawn else (1e-4, 1.0)
-    push = PushForward(eta, Wasserstein(KL()))
-    settings = PaperTopics(drawn=drawn, temperature=temperature, batch_size=batch)
-    adam = Adam(steps=epochs * -(-documents // batch), learning_rate=1e-3, averaging=0.0)
-    return Method("paper", Objective(push_forward=push), settings, adam)
+    # as the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution
+    eta, temperature = (1e-4, 1.0) if prior is None else (1e-1, 2.0)
+    settings = PaperTopics(drawn=prior is not None, temperature=temperature, batch_size=50)
+    adam = Adam(steps=(steps or 300) * -(-documents // settings.batch_size), learning_rate=1e-3, averaging=0.0)
+    return Method("paper", Objective(push_forward=PushForward(eta, Wasserstein(KL()))), settings, adam)
