@@ -14,33 +14,23 @@ one data set: rows, sequences, documents or images.
 import warnings
 from typing import Any
 
-from otpdag.learned.algorithm import Drawn
-from otpdag.learned.autoencoder import Codewords, Encoded
-from otpdag.learned.paper_topics import PaperTopics
-from otpdag.likelihood.topic_problem import TopicSweeps
-from otpdag.noise import Streams
-from otpdag.problem import LossTerms, Problem, Refinement, Units, split_theta
-from otpdag.settings import ClosedForm, Completion, Direct, Objective, PointSizes, PushForward
-
-__all__ = [
-    "ClosedForm",
-    "Codewords",
-    "Completion",
-    "Direct",
-    "Drawn",
-    "Encoded",
-    "LossTerms",
-    "Objective",
-    "PaperTopics",
-    "PointSizes",
-    "Problem",
-    "PushForward",
-    "Refinement",
-    "Streams",
-    "TopicSweeps",
-    "Units",
-    "split_theta",
-]
+from otpdag.learned.algorithm import Drawn as Drawn
+from otpdag.learned.autoencoder import Codewords as Codewords
+from otpdag.learned.autoencoder import Encoded as Encoded
+from otpdag.learned.paper_topics import PaperTopics as PaperTopics
+from otpdag.likelihood.topic_problem import TopicSweeps as TopicSweeps
+from otpdag.noise import Streams as Streams
+from otpdag.problem import LossTerms as LossTerms
+from otpdag.problem import Problem as Problem
+from otpdag.problem import Refinement as Refinement
+from otpdag.problem import Units as Units
+from otpdag.problem import split_theta as split_theta
+from otpdag.settings import ClosedForm as ClosedForm
+from otpdag.settings import Completion as Completion
+from otpdag.settings import Direct as Direct
+from otpdag.settings import Objective as Objective
+from otpdag.settings import PointSizes as PointSizes
+from otpdag.settings import PushForward as PushForward
 
 
 def __getattr__(name: str) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, under
+from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, as_memory, under
 from otpdag.errors import ModelError, check_count
 from otpdag.noise import Streams
 from otpdag.problem import Minibatched, split_theta
@@ -97,34 +97,26 @@ class _State:
 
     @classmethod
     def restore(cls, adam: Adam, run: Run, saved: Memory) -> _State:
-        state = cls.begin(adam, run)
+        state = cls.begin(adam, replace(run, points=saved["point"]))
         for number, half in enumerate(state.halves):
-            half.data.copy_(saved[f"half.{number}"])
             moments = under(saved, f"moments.{number}.")
             if moments:
                 state.optimiser.state[half] = {key: value.clone() for key, value in moments.items()}
         state.streams.restore(saved)
-        state.point = torch.cat(state.halves, -1)
         state.last_good, state.failed, state.averaged = saved["last_good"], saved["failed"], saved["averaged"]
-        state.averaged_steps, state.step = (int(count) for count in saved["counts"])
+        state.averaged_steps, state.step = int(saved["averaged_steps"]), int(saved["step"])
         state.losses = list(saved["losses"])
         return state
 
     def snapshot(self) -> Memory:
         """All of it as named tensors."""
-        tensors = {f"half.{number}": half.detach().clone() for number, half in enumerate(self.halves)}
-        for number, half in enumerate(self.halves):
-            moments = self.optimiser.state[half]
-            tensors |= {f"moments.{number}.{key}": value.clone() for key, value in moments.items()}
-        return {
-            **tensors,
-            **self.streams.state(),
-            "last_good": self.last_good,
-            "failed": self.failed,
-            "averaged": self.averaged,
-            "counts": torch.tensor([self.averaged_steps, self.step]),
-            "losses": torch.stack(self.losses),
+        moments = {
+            f"moments.{number}.{key}": value.clone()
+            for number, half in enumerate(self.halves)
+            for key, value in self.optimiser.state[half].items()
         }
+        held = {**as_memory(self), "point": self.point.detach(), "losses": torch.stack(self.losses)}
+        return {**held, **moments, **self.streams.state()}
 
     def meet(self, loss: Tensor, gradient: Tensor) -> None:
         """Take note of a loss; a replica whose loss is not finite has failed, and stays where it was."""

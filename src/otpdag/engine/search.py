@@ -294,9 +294,8 @@ class _Field:
         limited = steps if most is None else min(steps, most)
         problem = problem.laid_out_for(self.points[alive])
         run = Run(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
-        may_move_early = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
-        descend = self._patient_run if may_move_early else self._plain_run
-        problem, outcome = descend(name, run, alive, keep=keep)
+        patient = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
+        problem, outcome = self._descended(name, run, alive, keep=keep, patient=patient)
         gains = _Gains(self.course.small_gain)
         for _ in range(moves):
             if bool(outcome.failed.all()) or self._is_over:
@@ -310,29 +309,28 @@ class _Field:
             if gains.have_ended(moved):
                 problem, outcome = gains.end(outcome)
                 break
-            problem, outcome = descend(moved.what, _after(run, moved, outcome), alive, keep=keep)
+            run = _after(run, moved, outcome)
+            problem, outcome = self._descended(moved.what, run, alive, keep=keep, patient=patient)
         else:
             if keep and moves and problem.pace.refinements:  # it was still moving: its end is not the end
                 outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
         self.points[alive] = outcome.point
         return problem, outcome
 
-    def _patient_run(self, name: str, run: Run, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
-        """A run to its end; one that takes long may move on the way: near a poor optimum, steps are small and many."""
-        patience = run.problem.pace.patience
+    def _descended(self, name: str, run: Run, alive: Tensor, *, keep: bool, patient: bool) -> tuple[Problem, Outcome]:
+        """A run to its end; a patient one that takes long moves on the way: near a poor optimum, steps are small."""
+        patience = run.problem.pace.patience if patient else None
         if patience is None or run.steps <= patience:
-            return self._plain_run(name, run, alive, keep=keep)
+            return run.problem, self._run(name, run, alive, keep=keep)
         outcome = self._run(name, replace(run, steps=patience), alive, keep=keep)
         if bool((outcome.converged | outcome.failed).all()) or self._is_over:
             return run.problem, outcome
         moved, rest = run.problem.refine(outcome.point), replace(run, steps=run.steps - patience)
-        moved = self._elsewhere(run.problem, outcome, alive) if moved is None else moved
-        if moved is not None:
-            return self._plain_run(moved.what, _after(rest, moved, outcome), alive, keep=keep)
-        return self._plain_run(name, replace(rest, points=outcome.point, memory=outcome.memory), alive, keep=keep)
-
-    def _plain_run(self, name: str, run: Run, alive: Tensor, *, keep: bool) -> tuple[Problem, Outcome]:
-        return run.problem, self._run(name, run, alive, keep=keep)
+        if moved is None:
+            rest = replace(rest, points=outcome.point, memory=outcome.memory)
+        else:
+            name, rest = moved.what, _after(rest, moved, outcome)
+        return rest.problem, self._run(name, rest, alive, keep=keep)
 
     def _elsewhere(self, problem: Problem, outcome: Outcome, alive: Tensor) -> Refinement | None:
         """Where the best of a problem's alternatives leads to, if that is lower than where the search has come to."""
