@@ -42,7 +42,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.delenv("OTPDAG_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sums = [hashlib.sha256(text.encode()).hexdigest() for text in (TEXT, WORDS)]
-    monkeypatch.setitem(_corpus._PUBLISHED, "BBC_News", _corpus._Published("BBC News", 4, *sums))
+    monkeypatch.setitem(_corpus._PUBLISHED, "BBC_News", _corpus._Published("BBC News", 4, tuple(sums)))
     return tmp_path
 
 
@@ -154,7 +154,7 @@ def test_an_original_goes_before_a_reconstruction_and_must_be_whole(home):
         corpus("20NewsGroup", folder=home)
     words = hashlib.sha256(WORDS.encode()).hexdigest()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(_corpus._PUBLISHED, "20NewsGroup", _corpus._Published("20 Newsgroups", 16309, "", words))
+        patch.setitem(_corpus._PUBLISHED, "20NewsGroup", _corpus._Published("20 Newsgroups", 16309, ("", words)))
         with pytest.raises(DataError, match="must hold the 16309 documents that OCTIS publishes; got 4"):
             corpus("20NewsGroup", folder=home)
 

@@ -54,7 +54,7 @@ def test_rounded_rows_are_scaled_to_sum_to_one():
     [
         ("nonsense", "expected `network`, `variable` or `probability`; got `nonsense`"),
         ("variable a { type discrete [ 2 ] { no, yes };", "the text ends inside a block"),
-        ("variable a ( )", r"expected `{`; got `\(`"),
+        ("variable a ( )", r"expected `network`, .*; got `variable a \( \)`"),
         ("variable a { }", "variable 'a' has no `type`"),
         ("variable a { type continuous; }", "must be of type `discrete"),
         ("variable a { type discrete [ 3 ] { no, yes }; }", "declares 3 states; got 2"),

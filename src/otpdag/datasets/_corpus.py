@@ -1,7 +1,6 @@
 """Topic corpora in the format of OCTIS: 20 Newsgroups, BBC News, DBLP, or one's own."""
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,29 +24,28 @@ class _Published(NamedTuple):
 
     title: str
     documents: int
-    corpus: str
-    vocabulary: str
-
-    @property
-    def checksums(self) -> dict[str, str]:
-        return {"corpus.tsv": self.corpus, "vocabulary.txt": self.vocabulary}
+    checksums: tuple[str, str]
 
 
 _PUBLISHED = {
     "20NewsGroup": _Published(
-        "20 Newsgroups", 16309, "", "7c8b996f88501ef09b9f7841c6982ebd40f035d3fb804e76ba7be9e62f24acae"
+        "20 Newsgroups", 16309, ("", "7c8b996f88501ef09b9f7841c6982ebd40f035d3fb804e76ba7be9e62f24acae")
     ),
     "BBC_News": _Published(
         "BBC News",
         2225,
-        "f76c715babb4b1decbe0d929454d1f2fd902c67d118cecaf7fbf39f1b376c624",
-        "7aaf24bf24073a3eeb6b255dac054a40c5b3deda3dbcb0317e502e8b9f2ec8aa",
+        (
+            "f76c715babb4b1decbe0d929454d1f2fd902c67d118cecaf7fbf39f1b376c624",
+            "7aaf24bf24073a3eeb6b255dac054a40c5b3deda3dbcb0317e502e8b9f2ec8aa",
+        ),
     ),
     "DBLP": _Published(
         "DBLP",
         54595,
-        "4f45f91db9795324d876317e9b8e63d4f792059c9291a0a1af1aecd82c98c883",
-        "a32a86e91fc7dfa18ea38b34c861664dc79cc19401e77947093a77b9af16a0b9",
+        (
+            "4f45f91db9795324d876317e9b8e63d4f792059c9291a0a1af1aecd82c98c883",
+            "a32a86e91fc7dfa18ea38b34c861664dc79cc19401e77947093a77b9af16a0b9",
+        ),
     ),
 }
 """No checksum of the corpus of 20 Newsgroups is known to us: it is used where it lies, and never downloaded."""
@@ -155,7 +153,8 @@ def read_corpus(folder: str | Path, title: str | None = None) -> Corpus:
     path = Path(folder)
     if not (path / _FILES[0]).is_file():
         raise DataError(f"{path / _FILES[0]} is missing")
-    known = {word: word for word in _lines(path / _FILES[1]) if word} if (path / _FILES[1]).is_file() else None
+    words_of = path / _FILES[1]
+    known = {word: word for word in _lines(words_of) if word} if words_of.is_file() else None
     documents, partitions, labels = [], [], []
     for number, line in enumerate(_lines(path / _FILES[0]), start=1):
         text, *rest = line.split("\t")
@@ -175,10 +174,9 @@ def read_corpus(folder: str | Path, title: str | None = None) -> Corpus:
     return Corpus(title or path.name, tuple(documents), tuple(vocabulary), tuple(partitions), tuple(labels), str(path))
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> list[str]:
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield line.rstrip("\r\n")
+        return [line.rstrip("\r\n") for line in file]
 
 
 def _find(name: str, folder: str | Path | None) -> Corpus | None:
@@ -207,7 +205,7 @@ def _cache() -> Path:
 
 def _verified(name: str, place: Path) -> Corpus:
     published = _PUBLISHED[name]
-    for file, checksum in published.checksums.items():
+    for file, checksum in zip(_FILES, published.checksums, strict=True):
         if checksum:
             checked(place / file, checksum, hint="; `read_corpus` reads it anyway")
     corpus = read_corpus(place, published.title)
@@ -223,12 +221,12 @@ def _fetch(name: str, folder: str | Path | None, download: bool) -> Corpus:
     by_hand = f"put {' and '.join(_FILES)} from {_ORIGIN}/{name} into {_places(folder)[0] / name}"
     if not download:
         raise DataError(f"{published.title} was not found; {by_hand}")
-    if not all(published.checksums.values()):
+    if not all(published.checksums):
         raise DataError(
             f"{published.title} was not found, and is not downloaded, for its checksum is not known; {by_hand}"
         )
     try:
-        for file, checksum in published.checksums.items():
+        for file, checksum in zip(_FILES, published.checksums, strict=True):
             fetch(f"{_ORIGIN}/{name}/{file}", checksum, place)
     except DataError as error:
         raise DataError(f"{published.title} was not found: {error}; or {by_hand}") from None

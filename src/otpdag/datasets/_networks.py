@@ -1,7 +1,7 @@
 """Discrete Bayesian networks with known tables, and the Bayesian Interchange Format in which they are published."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,7 +91,7 @@ class DiscreteNetwork:
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_TOKEN = re.compile(r'"[^"]*"|[{}()\[\],;|]|[^\s{}()\[\],;|"]+')
+_TOKEN = re.compile(r'"[^"]*"|[{}()\[\];|]|[^\s{}()\[\],;|"]+')
 
 
 def read_bif(path: str | Path) -> DiscreteNetwork:
@@ -135,118 +135,97 @@ def parse_bif(text: str) -> DiscreteNetwork:
         >>> network.graph
         Graph(rain -> wet)
     """
-    return _Parser(text).parse()
+    states: dict[str, tuple[str, ...]] = {}
+    parents: dict[str, tuple[str, ...]] = {}
+    tables: dict[str, Array] = {}
+    for header, statements in _blocks(text):
+        match header:
+            case ["network", *_]:
+                continue
+            case ["variable", name]:
+                states[name] = _states(name, statements)
+            case ["probability", "(", name, *rest, ")"]:
+                parents[name] = tuple(word for word in rest if word != "|")
+                for known in (name, *parents[name]):
+                    if known not in states:
+                        raise DataError(f"`probability ( {name} )` names '{known}', which no `variable` block declares")
+                tables[name] = _table(name, {known: states[known] for known in (*parents[name], name)}, statements)
+            case _:
+                raise DataError(f"expected `network`, `variable` or `probability`; got `{' '.join(header)}`")
+    for node in states:
+        if node not in tables:
+            raise DataError(f"variable '{node}' has no `probability` block")
+    return DiscreteNetwork(states, parents, tables)
 
 
-class _Parser:
-    """One pass over the tokens; each method reads one construct of the grammar."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens: Iterator[str] = (match.group().strip('"') for match in _TOKEN.finditer(_COMMENT.sub(" ", text)))
-        self._states: dict[str, tuple[str, ...]] = {}
-        self._parents: dict[str, tuple[str, ...]] = {}
-        self._tables: dict[str, Array] = {}
-
-    def parse(self) -> DiscreteNetwork:
-        blocks = {"network": self._network, "variable": self._variable, "probability": self._probability}
-        for word in self._tokens:
-            if word not in blocks:
-                raise DataError(f"expected `network`, `variable` or `probability`; got `{word}`")
-            blocks[word]()
-        for node in self._states:
-            if node not in self._tables:
-                raise DataError(f"variable '{node}' has no `probability` block")
-        return DiscreteNetwork(self._states, self._parents, self._tables)
-
-    def _network(self) -> None:
-        self._until("{")
-        self._until("}")
-
-    def _variable(self) -> None:
-        name, _ = self._next(), self._expect("{")
-        while (word := self._next()) != "}":
-            statement = self._until(";")
-            if word == "type":
-                self._states[name] = self._type(name, statement)
-        if name not in self._states:
-            raise DataError(f"variable '{name}' has no `type`")
-
-    def _type(self, name: str, statement: list[str]) -> tuple[str, ...]:
-        """Read ``discrete [ 2 ] { no, yes }``."""
-        if statement[:2] != ["discrete", "["]:
-            raise DataError(f"variable '{name}' must be of type `discrete [ n ]`; got `{' '.join(statement)}`")
-        states = tuple(_items(statement[statement.index("{") + 1 : statement.index("}")]))
-        if str(len(states)) != statement[2]:
-            raise DataError(f"variable '{name}' declares {statement[2]} states; got {len(states)}")
-        return states
-
-    def _probability(self) -> None:
-        self._expect("(")
-        name, *rest = _items(self._until(")"))
-        node_parents = tuple(word for word in rest if word != "|")
-        for known in (name, *node_parents):
-            if known not in self._states:
-                raise DataError(f"`probability ( {name} )` names '{known}', which no `variable` block declares")
-        self._parents[name] = node_parents
-        self._tables[name] = self._normalised(name, self._entries(name))
-
-    def _entries(self, name: str) -> Array:
-        """Read the rows of one table; cells that no row gives stay NaN."""
-        shape = tuple(len(self._states[node]) for node in (*self._parents[name], name))
-        table = np.full(shape, np.nan)
-        self._expect("{")
-        while (word := self._next()) != "}":
-            if word == "(":
-                row = self._configuration(name, _items(self._until(")")))
-                table[row] = _numbers(name, self._until(";"), shape[-1:])
-            elif word == "table":
-                # The node's own state varies slowest, the last parent's fastest.
-                table = np.moveaxis(_numbers(name, self._until(";"), shape[-1:] + shape[:-1]), 0, -1)
-            elif word == "default":
-                table = np.where(np.isnan(table), _numbers(name, self._until(";"), shape[-1:]), table)
-            else:
-                self._until(";")
-        return table
-
-    def _configuration(self, name: str, labels: list[str]) -> tuple[int, ...]:
-        node_parents = self._parents[name]
-        if len(labels) != len(node_parents):
-            raise DataError(f"a row of '{name}' must name {len(node_parents)} parent states; got {labels}")
-        for parent, label in zip(node_parents, labels, strict=True):
-            if label not in self._states[parent]:
-                raise DataError(f"a row of '{name}' names state '{label}', which '{parent}' does not have")
-        return tuple(self._states[parent].index(label) for parent, label in zip(node_parents, labels, strict=True))
-
-    @staticmethod
-    def _normalised(name: str, table: Array) -> Array:
-        sums = table.sum(axis=-1, keepdims=True)
-        if not (np.abs(sums - 1.0) < 1e-3).all():  # published files round probabilities to a few digits
-            raise DataError(f"every row of the table of '{name}' must be given and sum to 1; got {sums.ravel()}")
-        return np.asarray(table / sums)
-
-    def _next(self) -> str:
-        for token in self._tokens:
-            return token
+def _blocks(text: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """What stands before each pair of braces, and the statements inside them, as words and signs without commas."""
+    header: list[str] = []
+    statements: list[list[str]] = [[]]
+    depth = 0
+    for match in _TOKEN.finditer(_COMMENT.sub(" ", text)):
+        token = match.group().strip('"')
+        depth += (token == "{") - (token == "}")
+        if token == "{" and depth == 1:
+            continue
+        if depth == 0 and token == "}":
+            yield header, [statement for statement in statements if statement]
+            header, statements = [], [[]]
+        elif depth == 0:
+            header.append(token)
+        elif depth == 1 and token == ";":
+            statements.append([])
+        else:
+            statements[-1].append(token)
+    if depth:
         raise DataError("the text ends inside a block")
-
-    def _expect(self, wanted: str) -> str:
-        if (token := self._next()) != wanted:
-            raise DataError(f"expected `{wanted}`; got `{token}`")
-        return token
-
-    def _until(self, end: str) -> list[str]:
-        tokens: list[str] = []
-        while (token := self._next()) != end:
-            tokens.append(token)
-        return tokens
+    if header:
+        yield header, []
 
 
-def _items(tokens: list[str]) -> list[str]:
-    return [token for token in tokens if token != ","]
+def _states(name: str, statements: list[list[str]]) -> tuple[str, ...]:
+    """Read ``type discrete [ 2 ] { no, yes }``."""
+    for statement in statements:
+        match statement:
+            case ["type", "discrete", "[", size, "]", "{", *states, "}"]:
+                if str(len(states)) != size:
+                    raise DataError(f"variable '{name}' declares {size} states; got {len(states)}")
+                return tuple(states)
+            case ["type", *kind]:
+                raise DataError(f"variable '{name}' must be of type `discrete [ n ]`; got `{' '.join(kind)}`")
+    raise DataError(f"variable '{name}' has no `type`")
 
 
-def _numbers(name: str, tokens: list[str], shape: tuple[int, ...]) -> Array:
-    words = _items(tokens)
+def _table(name: str, states: Mapping[str, tuple[str, ...]], statements: list[list[str]]) -> Array:
+    """Read a table with an axis for each parent, and the node's own states last; each row is scaled to sum to one."""
+    shape = tuple(map(len, states.values()))
+    table = np.full(shape, np.nan)
+    for statement in statements:
+        match statement:
+            case ["(", *rest] if ")" in rest:
+                end = rest.index(")")
+                table[_place(name, states, rest[:end])] = _numbers(name, rest[end + 1 :], shape[-1:])
+            case ["table", *words]:
+                # the node's own state varies slowest, the last parent's fastest
+                table = np.moveaxis(_numbers(name, words, shape[-1:] + shape[:-1]), 0, -1)
+            case ["default", *words]:
+                table = np.where(np.isnan(table), _numbers(name, words, shape[-1:]), table)
+    sums = table.sum(axis=-1, keepdims=True)
+    if not (np.abs(sums - 1.0) < 1e-3).all():  # published files round probabilities to a few digits
+        raise DataError(f"every row of the table of '{name}' must be given and sum to 1; got {sums.ravel()}")
+    return np.asarray(table / sums)
+
+
+def _place(name: str, states: Mapping[str, tuple[str, ...]], labels: list[str]) -> tuple[int, ...]:
+    if len(labels) != len(states) - 1:
+        raise DataError(f"a row of '{name}' must name {len(states) - 1} parent states; got {labels}")
+    for parent, label in zip(states, labels, strict=False):
+        if label not in states[parent]:
+            raise DataError(f"a row of '{name}' names state '{label}', which '{parent}' does not have")
+    return tuple(states[parent].index(label) for parent, label in zip(states, labels, strict=False))
+
+
+def _numbers(name: str, words: list[str], shape: tuple[int, ...]) -> Array:
     try:
         values = np.array([float(word) for word in words])
     except ValueError:
