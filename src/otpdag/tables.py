@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,29 @@ from numpy.typing import ArrayLike, NDArray
 from otpdag.data import Label
 from otpdag.mechanisms import Axis
 from otpdag.mechanisms.parameters import Parameter
-from otpdag.model import Model
+from otpdag.structure import Structure
 
 __all__ = ["cell_names", "estimates", "interval_ends"]
 
 
-def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None = None) -> pd.DataFrame:
+class Described(Protocol):
+    """A model, or what inference needs of it."""
+
+    @property
+    def structure(self) -> Structure:
+        """Graph and mechanisms."""
+        ...
+
+    def labels(self, node: str) -> tuple[Label, ...]:
+        """What the categories of a node are called."""
+        ...
+
+    def params(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
+        """Parameters by node and name."""
+        ...
+
+
+def estimates(model: Described, params: Mapping[str, Mapping[str, ArrayLike]] | None = None) -> pd.DataFrame:
     """List the parameters of a model.
 
     Layers of networks are left out: their single numbers say nothing.
@@ -30,7 +48,7 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
         Columns ``node``, ``parameter``, ``at`` (the configuration of the parents, the parent of a slope, the category),
         ``value`` and ``fixed`` (whether the value was given rather than learned).
 
-    >>> from otpdag import Graph, mechanisms as m
+    >>> from otpdag import Graph, Model, mechanisms as m
     >>> model = Model(Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal(scale=1.0)})
     >>> _ = model.set_params({"z": {"probs": [0.3, 0.7]}, "x": {"loc": [-1.0, 2.0]}})
     >>> print(estimates(model).to_string(index=False))
@@ -44,7 +62,7 @@ def estimates(model: Model, params: Mapping[str, Mapping[str, ArrayLike]] | None
     """
     rows = []
     for node, values in (model.params() if params is None else params).items():
-        declared = model.mechanisms[node].declared()
+        declared = model.structure.mechanisms[node].declared()
         for name, value in values.items():
             if name.startswith(("network.", "module.")):
                 continue
@@ -84,9 +102,9 @@ def _fixed(parameter: Parameter | None, size: int) -> NDArray[np.bool_]:
     return np.full(size, parameter is not None and not parameter.learned)
 
 
-def _places(model: Model, node: str, name: str, shape: tuple[int, ...]) -> list[list[str]]:
+def _places(model: Described, node: str, name: str, shape: tuple[int, ...]) -> list[list[str]]:
     """Names along each axis of a parameter, as its mechanism tells; plain numbers where it tells nothing."""
-    axes = model.mechanisms[node].axes().get(name)
+    axes = model.structure.mechanisms[node].axes().get(name)
     if axes is not None:
         named = [names for axis in axes for names in _names_along(model, node, axis)]
         # a reader sees no axis for the one coordinate of a number, nor for what all configurations share
@@ -99,19 +117,17 @@ def _places(model: Model, node: str, name: str, shape: tuple[int, ...]) -> list[
     return [[str(i) for i in range(size)] for size in shape]
 
 
-def _names_along(model: Model, node: str, axis: Axis) -> list[list[str]]:
-    """Names along an axis, which a reader sees split by node where it runs over configurations."""
+def _names_along(model: Described, node: str, axis: Axis) -> list[list[str]]:
+    """Names along an axis, which a reader sees split by node where it runs over configurations.
+
+    These are of a node, of its value some steps ago (``z[-1]``), or at its first step (``z[0]``).
+    """
     if axis.coordinates:
         return [[cell for owner, width in axis.coordinates for cell in cell_names(owner, width)]]
     return [
-        [str(label) if owner == node else f"{owner}={label}" for label in _labels(model, owner)]
+        [str(label) if owner == node else f"{owner}={label}" for label in model.labels(model.structure.base(owner))]
         for owner, _ in axis.categories
     ]
-
-
-def _labels(model: Model, name: str) -> tuple[Label, ...]:
-    """Categories of a node, of its value some steps ago (``z[-1]``), or at its first step (``z[0]``)."""
-    return model.labels(model.structure.base(name))
 
 
 def cell_names(node: str, width: int) -> list[str]:

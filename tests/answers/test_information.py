@@ -7,13 +7,9 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.answers.information import (
-    Information,
-    flat_directions,
-    observed_information,
-    row_information,
-    table_information,
-)
+from otpdag.answers import notes
+from otpdag.answers.notes import flat_directions, row_information
+from otpdag.answers.standard_errors import Information, covariance_on_rows, observed_information
 from otpdag.data import Schema, encode
 from otpdag.errors import ModelError
 from otpdag.structure import pack
@@ -59,7 +55,7 @@ def test_rows_of_a_normal_column_tell_of_mean_and_scale_what_fisher_says():
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     otp.fit(model, table)
     batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=[])
-    found = table_information(model.fitted, batch).covariance()
+    found = covariance_on_rows(model.fitted, batch)
     structure, spread = model.fitted.structure, table["x"].std(ddof=0)
     loc, scale = (list(structure.parameters()).index(structure.keys["x"][name]) for name in ("loc", "scale"))
     unit = float(structure.parameters()[structure.keys["x"]["loc"]].unit.flatten()[0])
@@ -85,7 +81,7 @@ def test_information_of_a_normal_column_is_the_textbooks():
     torch.testing.assert_close(grouped, found, atol=0.4, rtol=0)
 
 
-def test_a_rotation_of_two_factors_is_one_flat_direction_and_one_factor_has_none():
+def test_a_rotation_of_two_factors_is_one_flat_direction_and_one_factor_has_none(monkeypatch):
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(500, 2)) @ rng.normal(size=(2, 5)) + 0.6 * rng.normal(size=(500, 5)))
     table.columns = [f"x{i}" for i in range(5)]
@@ -95,9 +91,9 @@ def test_a_rotation_of_two_factors_is_one_flat_direction_and_one_factor_has_none
     directions = flat_directions(problem, point)
     assert len(directions) == 1
     assert {name for _, name, _ in directions[0].names} == {"weight"}
-    # replicas one at a time find the same
-    assert [one.names for one in flat_directions(problem, point, entries=1)] == [one.names for one in directions]
     assert flat_directions(*solved([("f", name) for name in table], {"f": m.Normal(), **seen}, table, ["f"])) == []
+    monkeypatch.setattr(notes, "ENTRIES", 1)  # replicas one at a time find the same
+    assert [one.names for one in flat_directions(problem, point)] == [one.names for one in directions]
 
 
 def test_levels_of_a_softmax_are_no_flat_direction():

@@ -14,13 +14,14 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from otpdag.answers.notes import noise_scores
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import Energy
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.base import abducted, can_abduct
+from otpdag.mechanisms.base import can_abduct
 from otpdag.noise import draw_noise
 from otpdag.simulation import ancestral, sequences_like
 
@@ -164,16 +165,6 @@ def _residual(
     null = torch.tensor([compare(fresh[i], fresh[i + 1]) for i in range(repeats)])
     expected = float(null.mean())
     return residual, expected, (residual - expected) / float(null.std().clamp(min=CONSTANT))
-
-
-def noise_scores(
-    fitted: Fitted, node: str, value: Tensor, parents: Mapping[str, Tensor], generator: torch.Generator
-) -> Tensor:
-    """The noise of a node that made its values (1, N, width), as normal scores (1, N, dim)."""
-    mechanism = fitted.structure.mechanisms[node]
-    uniform = torch.rand(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)
-    noise = abducted(mechanism, fitted.naturals[node], value, parents, uniform).detach()
-    return noise if mechanism.noise.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
 
 
 def _fresh(

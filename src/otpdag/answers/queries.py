@@ -27,7 +27,8 @@ from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.answers.identification import Identification
-from otpdag.answers.information import delta_errors, pack_raw
+from otpdag.answers.notes import point_of
+from otpdag.answers.standard_errors import delta_errors
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
@@ -269,8 +270,9 @@ class EffectQuestion:
 
     def slopes(self) -> Tensor:
         """Derivatives of all differences in the raw parameters (differences, P)."""
-        structure, point = self.fitted.structure, pack_raw(self.fitted)
+        structure = self.fitted.structure
         shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
+        point = point_of(self.fitted, shapes)
         # what lies neither above the outcome nor above what is conditioned on has no say
         free = columns_of(shapes, {key for node in self.relevant for key in structure.keys[node].values()})
 

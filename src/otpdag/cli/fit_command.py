@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from otpdag.answers.summary import Summary
     from otpdag.engine import FitResult
     from otpdag.model import Model
-    from otpdag.uncertainty import Summary
 
 MOST_STARTS, MOST_STEPS = 10_000, 100_000_000  # beyond any use: such a number is a slip of the keyboard
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from otpdag.answers.notes import notes_on_columns, notes_on_rows, notes_on_scales
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Partitioned, Schema, Table, random_part
 from otpdag.data.batch import canonical_order, rows_by_content, unique_rows
@@ -48,14 +49,6 @@ from otpdag.model import Model
 from otpdag.problem import Problem, Units, units_of
 from otpdag.settings import ClosedForm, SumSizes
 from otpdag.structure import Structure, Theta, pack, unpack
-from otpdag.uncertainty.diagnosis import (
-    notes_on_columns,
-    notes_on_identification,
-    notes_on_independence,
-    notes_on_scales,
-    notes_on_separation,
-    separated,
-)
 
 
 @dataclass(frozen=True)
@@ -361,15 +354,14 @@ class TableData(DataKind):
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
         batch = self.read.to("cpu")
-        notes = notes_on_columns(self.structure, batch) + notes_on_scales(self.model)
+        fitted = self.model.fitted
+        notes = notes_on_columns(self.structure, batch) + notes_on_scales(fitted)
         part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
         if part is not None:
             batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
-        notes += notes_on_separation(self.model, batch)
         problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
-        if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]):
-            notes += notes_on_identification(self.model, problem, told=separated(self.model, batch))
-        return notes + notes_on_independence(self.model, batch)
+        told = problem if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]) else None
+        return notes + notes_on_rows(fitted, batch, told)
 
 
 def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:

@@ -22,7 +22,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from otpdag.answers.linear_normal import (
+    FitIndices,
+    Rotated,
+    Rotation,
+    fit_indices,
+    implied_moments,
+    rotated_loadings,
+    standardised,
+)
+from otpdag.answers.notes import point_of
 from otpdag.answers.queries import Effect
+from otpdag.answers.standard_errors import (
+    Errors,
+    likely_points,
+    parameter_covariance,
+    standard_errors,
+    without_errors,
+)
+from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.data import Batch
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
@@ -32,25 +50,6 @@ from otpdag.errors import ConvergenceWarning, ModelError, check_level
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, split_theta, units_of
 from otpdag.tables import estimates
-from otpdag.uncertainty import (
-    Errors,
-    Summary,
-    parameter_covariance,
-    standard_errors,
-    summarise,
-    without_errors,
-)
-from otpdag.uncertainty.linear_normal import (
-    FitIndices,
-    Rotated,
-    Rotation,
-    fit_indices,
-    implied_moments,
-    rotated_loadings,
-    standardised,
-)
-from otpdag.uncertainty.standard_errors import likely_points, point_of
-from otpdag.uncertainty.summary import data_facts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,12 +190,12 @@ class FitResult:
         problem = units_of(self._deterministic(who)).in_units()
         if draws < 10:
             raise ModelError(f"draws must be at least 10; got {draws}")
-        return problem, *bootstrap_draws(problem, point_of(self.model, problem), draws, seed, jobs)
+        return problem, *bootstrap_draws(problem, point_of(self.model.fitted, problem.shapes), draws, seed, jobs)
 
     def _intervals(self, draws: int, level: float, seed: int, jobs: int = 1) -> pd.DataFrame:
         check_level(level)
         problem, points, settled = self._resampled("intervals need", draws, seed, jobs)
-        table = _summarise(problem, point_of(self.model, problem), points, level)
+        table = _summarise(problem, point_of(self.model.fitted, problem.shapes), points, level)
         table.attrs["stuck"] = int((~settled).sum())
         named = estimates(self.model)
         names = named.loc[~named["fixed"], "at"]
@@ -242,39 +241,39 @@ class FitResult:
             "status": "converged" if self.status.converged else "not converged",
             "rows": self.rows_used,
         }
-        facts |= data_facts(self.model, self.problem)
+        facts |= data_facts(self.model.fitted, self.problem)
         if errors == "bootstrap":
             table, said = self._bootstrapped(level, draws, seed)
             kind = f"bootstrap, {draws} draws"
         else:
             table, said, kind = self._by_curvature(level, errors)
-        moments = implied_moments(self.model)
+        moments = implied_moments(self.model.fitted)
         if moments is not None:
-            table["standardised"] = standardised(self.model, table, moments)
+            table["standardised"] = standardised(self.model.fitted, table, moments)
         return summarise({**facts, "errors": kind}, table, level, [*notes, *said], self.fit_indices())
 
     def fit_indices(self) -> FitIndices | None:
         """Chi-square, CFI, TLI and RMSEA of a linear normal model; None of any other, or where nothing is tested."""
         batch = getattr(self.problem, "batch", None)
-        return fit_indices(self.model, batch) if isinstance(batch, Batch) else None
+        return fit_indices(self.model.fitted, batch) if isinstance(batch, Batch) else None
 
     def rotated_loadings(self, method: Rotation = "varimax") -> Rotated:
         """Loadings of free factors after a rotation: ``"varimax"``, or ``"oblimin"``, which lets factors correlate."""
-        return rotated_loadings(self.model, method)
+        return rotated_loadings(self.model.fitted, method)
 
     def _by_curvature(self, level: float, errors: Errors) -> tuple[pd.DataFrame, list[str], str]:
         try:
             problem = self._deterministic("standard errors need")
-            table, is_maximum = standard_errors(self.model, problem, level=level, errors=errors)
+            table, is_maximum = standard_errors(self.model.fitted, problem, level=level, errors=errors)
         except ModelError as error:
-            return without_errors(self.model), [f"no standard errors: {error}"], "none"
+            return without_errors(self.model.fitted), [f"no standard errors: {error}"], "none"
         said = [] if is_maximum else ["the likelihood still rises from here: standard errors are not to be trusted"]
         kind = errors if isinstance(problem, Units) and problem.is_likelihood else "sandwich"
         return table, said, "observed information" if kind == "information" else kind
 
     def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
         drawn = self._intervals(draws, level, seed)
-        table = without_errors(self.model)
+        table = without_errors(self.model.fitted)
         for column in ("std_error", "lower", "upper"):
             table.loc[table["note"] != "fixed", column] = drawn[column].to_numpy()
         stuck = drawn.attrs["stuck"]
@@ -292,7 +291,7 @@ class FitResult:
     ) -> Effect:
         """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
         problem = self._deterministic("the interval of an effect needs")
-        covariance = parameter_covariance(problem, point_of(self.model, problem), errors).matrix
+        covariance = parameter_covariance(problem, point_of(self.model.fitted, problem.shapes), errors).matrix
         own = sum(math.prod(shape) for shape in split_theta(problem.shapes)[0].values())
         return self.model.effect(
             treatment, outcome, values=values, on=on, level=level, covariance=covariance[:own, :own]
@@ -315,7 +314,8 @@ class FitResult:
         what the data do not determine stays where it is.
         """
         problem = self._deterministic("the uncertainty of a forecast needs")
-        points = likely_points(problem, point_of(self.model, problem), PARAMETER_DRAWS, errors=errors, seed=seed)
+        estimate = point_of(self.model.fitted, problem.shapes)
+        points = likely_points(problem, estimate, PARAMETER_DRAWS, errors=errors, seed=seed)
         naturals = [problem.naturals(point) for point in points.split(1)]
         return self.model.forecast(data, steps, level, draws=draws, seed=seed, given=given, parameters=naturals)
 

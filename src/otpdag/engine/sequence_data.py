@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from otpdag.answers.notes import notes_on_scales
 from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
 from otpdag.engine.adam import Adam
@@ -33,7 +34,6 @@ from otpdag.noise import Streams
 from otpdag.problem import Problem
 from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, pack, unpack
-from otpdag.uncertainty.diagnosis import notes_on_scales
 
 CHAIN = SearchSchedule(
     short_rows=2_500,
@@ -238,7 +238,7 @@ class SequenceData(DataKind):
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Scales at their floor."""
-        return notes_on_scales(self.model)
+        return notes_on_scales(self.model.fitted)
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""

@@ -27,6 +27,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from otpdag.answers.notes import point_of
+from otpdag.answers.standard_errors import Errors, parameter_covariance
 from otpdag.data.columns import as_frame
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError, ModelError, listed
@@ -36,7 +38,6 @@ from otpdag.mechanisms.parameters import start
 from otpdag.model import Model
 from otpdag.problem import Problem
 from otpdag.structure import Naturals
-from otpdag.uncertainty import Errors, parameter_covariance, point_of
 
 
 def givers_and_takers(
@@ -296,7 +297,7 @@ def formula_estimates(
     if result.problem is None or errors == "bootstrap":
         raise ModelError("the table of formulas needs a fit by likelihood, and errors by 'information' or 'sandwich'")
     problem = result.problem
-    point = point_of(result.model, problem)
+    point = point_of(result.model.fitted, problem.shapes)
     covariance = parameter_covariance(problem, point, errors)
 
     def listed(flat: Tensor) -> Tensor:

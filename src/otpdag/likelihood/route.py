@@ -21,8 +21,9 @@ from otpdag.likelihood.graph_problem import rows_along_graph
 from otpdag.likelihood.moment_problem import gap_groups, rows_as_moments
 from otpdag.likelihood.rows import RowObjective
 from otpdag.likelihood.state_problem import has_features, rows_by_states
-from otpdag.mechanisms import Mechanism, Normal
+from otpdag.mechanisms import Normal
 from otpdag.problem import Units
+from otpdag.structure import Structure
 
 MOST_GROUPS, COLUMNS_FOR_EACH_ROW, MOST_PARAMETERS = 512, 4, 4_000
 """Up to which moments are read: groups of rows that show the same cells, each of which costs about as much as so many
@@ -46,8 +47,10 @@ def row_problem(about: RowObjective, batch: Batch, seed: int) -> Units:
 
 def reads_moments(about: RowObjective, batch: Batch) -> bool:
     """Whether moments of rows tell all that the model reads of them, and are quicker to read."""
-    mechanisms = about.structure.mechanisms.values()
-    if not all(_is_plain(mechanism) for mechanism in mechanisms) or about.size > MOST_PARAMETERS:
+    if not is_linear_normal(about.structure) or about.size > MOST_PARAMETERS:
+        return False
+    units = (mechanism.unit for mechanism in about.structure.mechanisms.values() if isinstance(mechanism, Normal))
+    if any(unit is not None and bool(((unit < SMALLEST) | (unit > LARGEST)).any()) for unit in units):
         return False
     if not batch.shares_rows or batch.weight.device.type != "cpu":
         return False
@@ -62,12 +65,12 @@ def reads_states(about: RowObjective, batch: Batch) -> bool:
     return categories and has_features(about.structure, batch)
 
 
-def _is_plain(mechanism: Mechanism) -> bool:
-    """Whether a node is normal as the library has it, linear in numbers, and of ordinary size."""
-    if type(mechanism) is not Normal or mechanism.network or mechanism.family.discrete:
-        return False
-    unit = mechanism.unit
-    return unit is None or bool(((unit > SMALLEST) & (unit < LARGEST)).all())
+def is_linear_normal(structure: Structure) -> bool:
+    """Whether every node is normal as the library has it, and linear in numbers alone."""
+    return all(
+        type(mechanism) is Normal and not mechanism.network and not mechanism.family.discrete
+        for mechanism in structure.mechanisms.values()
+    )
 
 
 ROUTES: tuple[tuple[Callable[[RowObjective, Batch], bool], Lay], ...] = (

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward import AmortizedMap
-from otpdag.data import Batch
+from otpdag.data import Batch, Label, Schema
 from otpdag.errors import ApproximationWarning, ModelError
 from otpdag.likelihood.elimination import posterior
 from otpdag.likelihood.elimination.evidence import log_evidence, moved
@@ -32,13 +34,27 @@ ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Everything that inference needs: natural parameters (1, ...), and the map that a fit learned, if any."""
+    """Everything that inference needs: natural parameters (1, ...), the map that a fit learned, if any, and names."""
 
     structure: Structure
     naturals: Naturals
     phi: Mapping[str, Tensor]
     sampler: AmortizedMap | None
     count_range: Mapping[str, float]
+    schema: Schema | None = None
+
+    def labels(self, node: str) -> tuple[Label, ...]:
+        """What the categories of a node are called; their codes if nothing else."""
+        known = None if self.schema is None else self.schema[node].labels
+        return tuple(range(self.structure.mechanisms[node].space.width)) if known is None else known
+
+    def params(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+        """Parameters as a reader sees them, by node and name."""
+        described = {node: own.describe(self.naturals[node]) for node, own in self.structure.mechanisms.items()}
+        return {
+            node: {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
+            for node, shown in described.items()
+        }
 
     def check_densities(self, purpose: str) -> None:
         """Refuse what needs densities where a node has none."""

@@ -162,12 +162,7 @@ class ModelBase:
 
         Tables have one leading axis for each discrete parent, in the order of the edges.
         """
-        naturals = self._fitted_naturals()
-        described: dict[str, dict[str, Array]] = {}
-        for node, mechanism in self.structure.mechanisms.items():
-            shown = mechanism.describe(naturals[node])
-            described[node] = {name: value[0].detach().cpu().numpy().copy() for name, value in shown.items()}
-        return described
+        return self.fitted.params()
 
     def set_params(
         self, params: Mapping[str, Mapping[str, ArrayLike]], *, labels: Mapping[str, Sequence[Label]] | None = None
@@ -224,7 +219,7 @@ class ModelBase:
     def fitted(self) -> Fitted:
         """What inference needs."""
         sampler = next((m for m in self._maps if m.name == "joint"), None)
-        return Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range)
+        return Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range, self._schema)
 
     def _known_schema(self) -> Schema:
         if self._schema is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.answers import checks, forecasts, queries
 from otpdag.answers.identification import Identification, identify
-from otpdag.answers.information import free_parameters, table_information
+from otpdag.answers.standard_errors import covariance_on_rows, free_parameters
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Table, decode, known_table
 from otpdag.data.columns import to_numpy
@@ -309,7 +309,7 @@ class Model(ModelBase):
             if node in below or node == outcome:
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         if data is not None:
-            covariance = table_information(self.fitted, self._read_rows(data)[0]).covariance()
+            covariance = covariance_on_rows(self.fitted, self._read_rows(data)[0])
         set_to = self._values({treatment: list(values)}, "values")
         seen = self._values(on or {}, "on")
         if any(value.shape[1] > 1 for value in seen.values()):

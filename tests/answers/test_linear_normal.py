@@ -7,9 +7,9 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.answers.linear_normal import rotated_loadings
 from otpdag.errors import ModelError
-from otpdag.uncertainty import rotated_loadings
-from tests.uncertainty.factor_tables import one_factor, two_factor_table
+from tests.answers.factor_tables import one_factor, two_factor_table
 
 
 def test_chi_square_is_the_discrepancy_of_covariances():
@@ -84,11 +84,11 @@ def test_rotations_are_those_of_statsmodels():
     model = otp.Model(graph, {node: m.Normal(loc=0.0, scale=1.0) for node in graph.nodes})
     model.set_params({f"x{i}": {"weight": row} for i, row in enumerate(loadings)})
     theirs, _ = rotation.rotate_factors(loadings, "varimax")
-    ours = rotated_loadings(model, "varimax").loadings.to_numpy()
+    ours = rotated_loadings(model.fitted, "varimax").loadings.to_numpy()
     np.testing.assert_allclose(ours @ ours.T, loadings @ loadings.T, atol=1e-10)
     np.testing.assert_allclose(_sorted(ours), _sorted(theirs), atol=1e-3)
     theirs, _ = rotation.rotate_factors(loadings, "quartimin")
-    turned = rotated_loadings(model, "oblimin")
+    turned = rotated_loadings(model.fitted, "oblimin")
     ours, correlations = turned.loadings.to_numpy(), turned.correlations.to_numpy()
     np.testing.assert_allclose(_sorted(ours), _sorted(theirs), atol=1e-2)  # which stop earlier
     assert _quartimin(ours) <= _quartimin(theirs)

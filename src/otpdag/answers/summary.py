@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 
 from otpdag.answers.checks import log_likelihoods
-from otpdag.answers.information import free_parameters
+from otpdag.answers.linear_normal import FitIndices
+from otpdag.answers.notes import UNDETERMINED
+from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import listed, printable
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_posterior import Fitted
-from otpdag.model import Model
 from otpdag.problem import Problem
-from otpdag.uncertainty.diagnosis import UNDETERMINED
-from otpdag.uncertainty.linear_normal import FitIndices
 
 
 @dataclass(frozen=True)
@@ -65,20 +64,12 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        facts = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(_fact(value))}</td></tr>"
-            for name, value in self.all_facts().items()
-        )
-        heads = "".join(f"<th>{html.escape(name)}</th>" for name in self._heads())
-        rows = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(printable(str(name), keep=''))}</th>"
-            + "".join(f"<td style='text-align:right'>{html.escape(cell)}</td>" for cell in _cells(row))
-            + "</tr>"
-            for name, row in self.to_frame().iterrows()
-        )
+        facts = pd.DataFrame([_fact(value) for value in self.all_facts().values()], index=list(self.all_facts()))
+        frame = self.to_frame()
+        names = pd.Index([printable(str(name), keep="") for name in frame.index], name="parameter")
+        table = pd.DataFrame([_cells(row) for _, row in frame.iterrows()], index=names, columns=self._heads()[1:])
         notes = "".join(f"<li>{html.escape(printable(text, keep=''))}</li>" for text in self.warnings)
-        table = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-        return f"<div><table>{facts}</table>{table}<ol>{notes}</ol></div>"
+        return f"<div>{facts.to_html(header=False)}{table.to_html()}<ol>{notes}</ol></div>"
 
     def _heads(self) -> list[str]:
         tail = (1 - self.level) / 2
@@ -129,59 +120,44 @@ def _two_columns(facts: Sequence[str], width: int) -> list[str]:
     return [f"{one.ljust(left)}{two}".rstrip() for one, two in zip(facts[:half], right, strict=True)]
 
 
-def data_facts(model: Model, problem: Problem | None) -> dict[str, str | int | float]:
+def data_facts(fitted: Fitted, problem: Problem | None) -> dict[str, str | int | float]:
     """Rows, gaps, and the likelihood of what a model was fitted to, with the criteria that follow from it.
 
     Of a table in parts these are sums over the parts, read once more where they are.
     """
-    facts: dict[str, str | int | float] = {"parameters": free_parameters(model.structure)}
-    dense = all(one.has_density or one.is_given for one in model.mechanisms.values())
+    size, mechanisms = free_parameters(fitted.structure), fitted.structure.mechanisms.values()
+    facts: dict[str, str | int | float] = {"parameters": size}
+    dense = all(one.has_density or one.is_given for one in mechanisms)
     if isinstance(problem, PartitionedProblem):
-        told = list(problem.problems.each(_totals, model.fitted, dense))
+        told = list(problem.problems.each(_totals, fitted, dense))
     else:
-        told = [_totals(problem, 0, model.fitted, dense)]
+        told = [_totals(problem, 0, fitted, dense)]
     known = [one for one in told if one is not None]
     if len(known) < len(told):
         return facts
-    if known[0].sequences:
-        facts["sequences"] = known[0].sequences
-    missing, cells = round(sum(one.missing for one in known)), sum(one.cells for one in known)
-    facts["missing cells"] = f"{missing:,} ({missing / max(cells, 1):.1%})"
-    if not dense:
-        return facts
-    size, log_likelihood = int(facts["parameters"]), sum(one.log_likelihood for one in known)
-    facts["log-likelihood"] = log_likelihood
-    facts["AIC"] = 2 * size - 2 * log_likelihood
-    facts["BIC"] = float(np.log(sum(one.weight for one in known))) * size - 2 * log_likelihood
+    weight, cells, missing, log_likelihood, sequences = map(sum, zip(*known, strict=True))
+    if sequences:
+        facts["sequences"] = int(sequences)
+    facts["missing cells"] = f"{round(missing):,} ({missing / max(cells, 1):.1%})"
+    if dense:
+        facts["log-likelihood"] = log_likelihood
+        facts["AIC"] = 2 * size - 2 * log_likelihood
+        facts["BIC"] = float(np.log(weight)) * size - 2 * log_likelihood
     return facts
 
 
-@dataclass(frozen=True)
-class _Totals:
-    """What rows, or steps of sequences, add up to."""
-
-    weight: float
-    cells: float
-    missing: float
-    log_likelihood: float
-    sequences: int
-
-
-def _totals(problem: Problem | None, number: int, fitted: Fitted, dense: bool) -> _Totals | None:
-    """Of one part, or of all rows; None if the problem does not hold them."""
+def _totals(problem: Problem | None, number: int, fitted: Fitted, dense: bool) -> tuple[float, ...] | None:
+    """Weight, cells, missing ones, log-likelihood and sequences of one part, or of all; None if it holds no rows."""
     batch = getattr(problem, "batch", None)
     if not isinstance(batch, Batch | SequenceBatch):
         return None
-    steps = batch.steps if isinstance(batch, SequenceBatch) else batch
+    steps, sequences = (batch.steps, len(batch.lengths)) if isinstance(batch, SequenceBatch) else (batch, 0)
     weight = steps.weight[0]
     seen = sum(float((weight * mask[0].sum(-1)).sum()) for mask in steps.mask.values())
     cells = sum(float(weight.sum()) * mask.shape[-1] for mask in steps.mask.values())
-    sequences = len(batch.lengths) if isinstance(batch, SequenceBatch) else 0
-    log_likelihood = 0.0
-    if dense:
-        own = weight[batch.starts] if isinstance(batch, SequenceBatch) else weight
-        log_likelihood = float((own * log_likelihoods(fitted, batch).detach()).sum())
-    return _Totals(float(weight.sum()), cells, cells - seen, log_likelihood, sequences)
+    own = weight[batch.starts] if isinstance(batch, SequenceBatch) else weight
+    log_likelihood = float((own * log_likelihoods(fitted, batch).detach()).sum()) if dense else 0.0
+    return float(weight.sum()), cells, cells - seen, log_likelihood, sequences
 
 
 def summarise(

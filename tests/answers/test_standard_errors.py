@@ -9,7 +9,7 @@ import pytest
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from tests.uncertainty.regression_tables import regression_table
+from tests.answers.regression_tables import regression_table
 
 sm = pytest.importorskip("statsmodels.api", reason="statsmodels is the outside truth here")
 

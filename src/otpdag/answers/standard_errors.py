@@ -1,0 +1,378 @@
+r"""Standard errors of a fitted model's parameters, from the curvature of what was minimised; and how many are free.
+
+.. math:: I(\theta) = -\nabla^2 \sum_n \log p_\theta(x_n), \qquad \mathrm{Cov}(\hat\theta) \approx I(\hat\theta)^{-1}
+
+The gradient of a log-likelihood with unknowns summed out is exact but of first order only (Fisher's identity), so that
+second derivatives are central differences of it: with a step of 1e-4 in coordinates of order one their relative error
+is about 1e-8, far below what an interval shows.
+
+Where a log-likelihood is minimised the covariance of the raw parameters is the inverse of the observed information,
+:math:`I^{-1}`; of any other sum over rows, and where the model may be wrong, the sandwich
+:math:`I^{-1} (\sum_n s_n s_n^\top) I^{-1}` with the slopes :math:`s_n` of single rows (Huber, 1967). The delta method
+carries it to the parameters that a user reads. Intervals are even on the line on which a parameter is free: logarithms
+of scales and rates, logits of probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from scipy import special  # scipy.stats takes as long to import as pandas
+from torch import Tensor
+
+from otpdag.answers.notes import flat_directions, point_of
+from otpdag.data import Batch
+from otpdag.errors import ModelError
+from otpdag.likelihood.route import row_problem
+from otpdag.likelihood.row_posterior import Fitted
+from otpdag.likelihood.rows import RowObjective
+from otpdag.mechanisms import Mechanism
+from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
+from otpdag.numerics import bounded_threads
+from otpdag.problem import Problem, Units, differences, loss_and_gradient
+from otpdag.settings import ClosedForm, Objective
+from otpdag.structure import Structure, pack, unpack
+from otpdag.tables import estimates
+
+Errors = Literal["information", "sandwich", "bootstrap"]
+
+FLAT = 1e-6
+"""Curvature, relative to that of its own coordinates, below which a direction is one that the data do not tell."""
+
+
+# -- information -------------------------------------------------------------------------------------------------------
+
+
+def delta_errors(slopes: Tensor, covariance: Tensor) -> Tensor:
+    """Standard errors (N,) of numbers with slopes (N, P) in parameters of this covariance (P, P): the delta method."""
+    return ((slopes @ covariance) * slopes).sum(-1).clamp(min=0.0).sqrt()
+
+
+@dataclass(frozen=True)
+class Information:
+    """Second derivatives of minus the log-likelihood (P, P), and what follows from them.
+
+    ``flat`` are directions (P, k) in which the likelihood does not fall: labels of a softmax that only differences of
+    have a meaning, and whatever the data do not tell.
+    """
+
+    matrix: Tensor
+
+    def without(self, flat: Tensor) -> Information:
+        """The same with no curvature along directions (P, k) that are known to be flat."""
+        if not flat.shape[1]:
+            return self
+        basis = torch.linalg.qr(flat).Q
+        rest = torch.eye(len(flat)).to(basis) - basis @ basis.mT
+        return Information(rest @ self.matrix @ rest)
+
+    @cached_property
+    def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Each coordinate in units of its own curvature; eigenvalues and eigenvectors there."""
+        own = self.matrix.diagonal().abs()
+        most = own.max().clamp(min=1e-300)
+        # raw coordinates are of order one: a curvature of one tells something even beside that of a constant column
+        unit = torch.where(own > (FLAT * most).clamp(max=1.0), own, most).rsqrt()
+        values, vectors = torch.linalg.eigh(unit.unsqueeze(0) * self.matrix * unit.unsqueeze(1))
+        return unit, values, vectors
+
+    @property
+    def flat(self) -> Tensor:
+        """Directions (P, k), of length one, that the data do not tell."""
+        unit, values, vectors = self._scaled
+        directions = unit.unsqueeze(1) * vectors[:, values <= FLAT]
+        return directions / directions.norm(dim=0, keepdim=True).clamp(min=1e-300)
+
+    @property
+    def blur(self) -> float:
+        r"""How far flat directions may lean towards others.
+
+        A matrix without negative eigenvalues whose entry along a direction is :math:`\epsilon`, and along another
+        :math:`\lambda`, has at most :math:`\sqrt{\epsilon \lambda}` between them, which turns the former by
+        :math:`\sqrt{\epsilon / \lambda}`.
+        """
+        _, values, _ = self._scaled
+        flat, others = values[values <= FLAT], values[values > FLAT]
+        if not len(flat) or not len(others):
+            return 0.0
+        return float((flat.abs().max() / others.min()).sqrt())
+
+    @property
+    def is_of_maximum(self) -> bool:
+        """Whether the likelihood rises in no direction."""
+        values = torch.linalg.eigvalsh(self.matrix)
+        return len(values) == 0 or bool(values[0] > -1e-4 * values[-1].abs().clamp(min=1e-300))
+
+    def covariance(self) -> Tensor:
+        """The inverse along all directions that the data tell (P, P); zero along the others.
+
+        >>> Information(torch.diag(torch.tensor([4.0, 1.0]).double())).covariance().diagonal()
+        tensor([0.2500, 1.0000], dtype=torch.float64)
+        """
+        unit, values, vectors = self._scaled
+        inverse = torch.where(values > FLAT, 1 / values.clamp(min=FLAT), 0.0)
+        root = unit.unsqueeze(1) * vectors
+        return (root * inverse) @ root.mT
+
+
+def observed_information(gradient: Callable[[Tensor], Tensor], point: Tensor) -> Information:
+    """Central differences of the gradient (R, P) of minus the log-likelihood at a point (1, P).
+
+    >>> observed_information(lambda x: x * torch.tensor([2.0, 3.0]), torch.zeros(1, 2).double()).matrix.round()
+    tensor([[2., 0.],
+            [0., 3.]], dtype=torch.float64)
+    """
+    size = point.shape[1]
+    if not size:
+        return Information(point.new_zeros(0, 0))
+    matrix = differences(gradient, point, torch.eye(size).to(point)).detach()
+    if not bool(torch.isfinite(matrix).all()):
+        raise ModelError("the likelihood has no finite second derivative at the estimate")
+    return Information(0.5 * (matrix + matrix.mT))
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """Of the raw parameters (P, P), with the directions (P, k) that the data do not tell, known up to a ``blur``."""
+
+    matrix: Tensor
+    flat: Tensor
+    blur: float
+    is_maximum: bool
+
+    def errors(self, slopes: Tensor) -> NDArray[np.float64]:
+        """Standard errors of numbers, by their slopes (numbers, P)."""
+        return delta_errors(slopes, self.matrix).numpy()
+
+    def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> NDArray[np.bool_]:
+        """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
+
+        Those with ``least`` of their slope along such directions, or more where these are known less exactly; ``most``
+        is never put down to that.
+        """
+        if not self.flat.shape[1]:
+            return np.zeros(len(slopes), dtype=bool)
+        size = slopes.norm(dim=-1).clamp(min=1e-300)
+        return ((slopes @ self.flat).abs().amax(-1) > max(least, min(self.blur, most)) * size).numpy()
+
+
+def parameter_covariance(
+    problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500
+) -> Covariance:
+    """The covariance of the raw parameters at the end of a fit (1, P), of which there may be so many."""
+    if not isinstance(problem, Units) or not problem.is_sum:
+        raise ModelError(
+            f"{type(problem).__name__} is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
+        )
+    if point.shape[1] > most:
+        raise ModelError(
+            f"standard errors need a matrix of all {point.shape[1]} parameters; at most {most} are "
+            "supported: use errors='bootstrap'"
+        )
+    placed = problem.laid_out_for(point)
+    mass = float(problem.unit_mass.sum())
+
+    def gradient(points: Tensor) -> Tensor:
+        return mass * loss_and_gradient(placed.loss, points)[1]
+
+    with bounded_threads(problem.rows):
+        information, moves = observed_information(gradient, point), _flat_moves(problem, point)
+    information = information.without(moves)
+    inverse = information.covariance()
+    if errors == "sandwich" or not problem.is_likelihood:
+        scores = _unit_slopes(problem, point)
+        inverse = inverse @ (scores.mT @ scores) @ inverse
+    blur = 0.0 if moves.shape[1] else information.blur
+    return Covariance(inverse, information.flat, blur, information.is_of_maximum)
+
+
+def covariance_on_rows(fitted: Fitted, batch: Batch) -> Tensor:
+    """The covariance (P, P) of a model's raw parameters, where its likelihood of these rows is largest."""
+    fitted.check_densities("the information of rows")
+    shapes = {key: parameter.shape for key, parameter in fitted.structure.parameters().items()}
+    problem = row_problem(RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm()), batch, 0)
+    return parameter_covariance(problem, point_of(fitted, shapes)).matrix
+
+
+def likely_points(problem: Problem, point: Tensor, draws: int, *, errors: Errors, seed: int) -> Tensor:
+    """Parameters (draws, P) drawn around the end of a fit (1, P); what the data do not tell stays where it is."""
+    values, vectors = torch.linalg.eigh(parameter_covariance(problem, point, errors).matrix)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(draws, len(values), generator=generator, dtype=values.dtype)
+    return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
+
+
+def _flat_moves(problem: Units, point: Tensor) -> Tensor:
+    """Directions (P, K) of which the scores of single rows say that no data tell them.
+
+    Second derivatives alone know a symmetry of the model only at the very maximum.
+    """
+    directions = flat_directions(problem, point) if isinstance(getattr(problem, "batch", None), Batch) else []
+    moves = [direction.move for direction in directions]
+    return torch.stack(moves, -1).to(point) if moves else point.new_zeros(point.shape[1], 0)
+
+
+def _unit_slopes(problem: Units, point: Tensor, step: float = 1e-3) -> Tensor:
+    """Slopes of each unit's own loss, times the root of its weight (N, P): central differences.
+
+    A weight is a number of equal rows, as where rows that agree were collapsed into one. The points that stand for what
+    is unknown may move with the parameters, which needs a wider step.
+    """
+    slopes = differences(problem.unit_losses, point, torch.eye(point.shape[1]).to(point), step=step)
+    return (slopes * problem.unit_mass / problem.weight.clamp(min=1e-300).sqrt()).mT
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def standard_errors(
+    fitted: Fitted, problem: Problem, *, level: float = 0.95, errors: Errors = "information"
+) -> tuple[pd.DataFrame, bool]:
+    """Estimate, standard error and interval of every parameter, in the order of :func:`otpdag.tables.estimates`.
+
+    Args:
+        fitted: The model.
+        problem: What it was fitted by.
+        level: Nominal coverage of the intervals.
+        errors: ``"information"`` or ``"sandwich"``.
+
+    Returns:
+        The columns ``node``, ``parameter``, ``at``, ``estimate``, ``std_error``, ``lower``, ``upper`` and ``note``
+        (``fixed``, ``reference``, ``at the edge``, ``not identified``), and whether the estimate is a maximum.
+    """
+    point = point_of(fitted, problem.shapes)
+    covariance = parameter_covariance(problem, point, errors)
+    table, slopes = without_errors(fitted), _slopes(fitted, problem, point)
+    if len(slopes) != len(table):
+        raise RuntimeError("a parameter has no slope")
+    named = zip(table["node"], table["parameter"], strict=True)
+    parameters = [fitted.structure.mechanisms[str(node)].declared().get(str(name)) for node, name in named]
+    largest = slopes.abs().amax(-1) if slopes.numel() else slopes.new_zeros(len(slopes))
+    lines = zip(parameters, table["estimate"], table["note"], covariance.untold(slopes), largest, strict=True)
+    table["note"] = [
+        note or _note(parameter, float(value), bool(untold), float(slope))
+        for parameter, value, note, untold, slope in lines
+    ]
+    table["std_error"] = np.where(table["note"] == "", covariance.errors(slopes), np.nan)
+    table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
+    return table, covariance.is_maximum
+
+
+def without_errors(fitted: Fitted) -> pd.DataFrame:
+    """The same table where errors and intervals are not known."""
+    table = estimates(fitted).rename(columns={"value": "estimate"})
+    fixed = table.pop("fixed")
+    table["std_error"] = table["lower"] = table["upper"] = np.nan
+    table["note"] = np.where(fixed, "fixed", "")
+    return table
+
+
+def _slopes(fitted: Fitted, problem: Problem, point: Tensor) -> Tensor:
+    """Derivatives of all numbers that a user reads in the raw parameters (numbers, P)."""
+    names = [(node, name) for node, own in fitted.params().items() for name in own]
+    shown = [key for key in names if not key[1].startswith(("network.", "module."))]
+
+    def described(flat: Tensor) -> Tensor:
+        naturals = problem.naturals(flat.unsqueeze(0))
+        tables = {node: problem.structure.mechanisms[node].describe(own) for node, own in naturals.items()}
+        return torch.cat([tables[node][name][0].flatten() for node, name in shown])
+
+    derivative = torch.autograd.functional.jacobian(described, point[0])
+    return derivative.detach()
+
+
+def _note(parameter: Parameter | None, value: float, is_untold: bool, slope: float) -> str:
+    if slope == 0.0:
+        return "reference"
+    if parameter is not None and _at_edge(parameter, value, slope):
+        return "at the edge"
+    return "not identified" if is_untold else ""
+
+
+def _at_edge(parameter: Parameter, value: float, slope: float, edge: float = 1e-5, least: float = 0.02) -> bool:
+    """Whether a probability is so close to zero or one, or a scale so small a share of its unit, or at its floor.
+
+    A positive number whose logarithm moves less than ``least`` with its raw value is within a hundredth of its floor.
+    """
+    if parameter.support is SIMPLEX or parameter.support is UNIT:
+        return not edge < value < 1 - edge and (parameter.support is UNIT or parameter.shape[-1] > 1)
+    if parameter.support is REAL:
+        return False
+    unit = 1.0 if parameter.unit is None else float(parameter.unit.max())
+    return value < edge * unit or slope < least * value
+
+
+def _ends(
+    parameters: Sequence[Parameter | None], estimate: pd.Series, error: pd.Series, level: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals that are even on the line on which each parameter is free."""
+    supports = [REAL if parameter is None else parameter.support for parameter in parameters]
+    is_share = np.array([support is SIMPLEX or support is UNIT for support in supports], dtype=bool)
+    is_real = np.array([support is REAL for support in supports], dtype=bool)
+    value, reach = estimate.to_numpy(), float(special.ndtri((1 + level) / 2)) * error.to_numpy()
+    with np.errstate(all="ignore"):  # where there is no error, there is no interval
+        lower, upper = (
+            np.select(
+                [is_real, is_share],
+                [value + step, special.expit(special.logit(value) + step / (value * (1 - value)))],
+                value * np.exp(step / value),
+            )
+            for step in (-reach, reach)
+        )
+    return lower, upper
+
+
+# -- how many are free -------------------------------------------------------------------------------------------------
+
+
+def free_parameters(structure: Structure) -> int:
+    """Count what is learned: a table of K probabilities has K - 1, tied parameters count once.
+
+    Numbers that say the same twice (a constant that is added to all logits, the level of a hidden node) count once:
+    per node, the rank of the derivative of the parameters that a user reads in those that the optimiser moves.
+
+    >>> import otpdag as otp
+    >>> from otpdag import mechanisms as m
+    >>> graph = otp.Graph([("z", "x"), ("x", "y")], hidden=["z"])
+    >>> free_parameters(Structure.bind(graph, {"z": m.Categorical(3), "x": m.Normal(), "y": m.Categorical(4)}))
+    14
+    """
+    counted: set[str] = set()
+    total = 0
+    for node, names in structure.keys.items():
+        mechanism = structure.mechanisms[node]
+        declared = mechanism.declared()
+        fresh = {name: key for name, key in names.items() if key not in counted}
+        counted |= set(fresh.values())
+        simplex = [name for name in fresh if declared[name].support is SIMPLEX]
+        total += sum(math.prod(declared[name].shape[:-1]) * (declared[name].shape[-1] - 1) for name in simplex)
+        total += _rank(mechanism, {name: declared[name] for name in fresh if name not in simplex})
+    return total
+
+
+def _rank(mechanism: Mechanism, free: Mapping[str, Parameter], most: int = 400) -> int:
+    """The number of directions in which what a user reads of a node can move; of more numbers it is all of them."""
+    size = sum(math.prod(parameter.shape) for parameter in free.values())
+    if not 0 < size <= most:
+        return size
+    generator = torch.Generator().manual_seed(0)
+    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
+    raw = {
+        name: 0.3 * torch.randn(1, *p.shape, generator=generator, dtype=torch.float64) for name, p in learned.items()
+    }
+
+    def shown(flat: Tensor) -> Tensor:
+        moved = unpack(flat.unsqueeze(0), {name: parameter.shape for name, parameter in free.items()})
+        described = mechanism.describe(mechanism.natural({**raw, **moved}))
+        return torch.cat([value.flatten() for value in described.values()])
+
+    derivative = torch.autograd.functional.jacobian(shown, pack({name: raw[name] for name in free})[0])
+    return int(torch.linalg.matrix_rank(derivative, rtol=1e-9))
