@@ -9,7 +9,6 @@ import torch
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import configurations, numeric
-from otpdag.mechanisms.generalised_linear import least_squares
 from otpdag.mechanisms.parameters import Axis, Tied, as_setting
 from otpdag.mechanisms.predictor import Predictor, Units, centre_and_spread, weighted_regression
 from otpdag.spaces import Discrete, Real
@@ -165,8 +164,7 @@ def test_it_starts_from_least_squares_around_what_is_given(given):
     settings = {name: as_setting(value) for name, value in GIVEN[given].items()}
     predictor = Predictor(FAMILY, DIM, "loc", **settings)
     found = {
-        k: v.numpy()
-        for k, v in predictor.start(torch.as_tensor(target), parents, torch.as_tensor(weight), least_squares).items()
+        k: v.numpy() for k, v in predictor.start(torch.as_tensor(target), parents, torch.as_tensor(weight)).items()
     }
     intercept = np.broadcast_to(GIVEN[given].get("intercept", np.nan), (6, DIM))
     slopes = np.broadcast_to(GIVEN[given].get("weight", np.nan), (3, DIM))
@@ -194,13 +192,13 @@ def test_without_numbers_it_starts_from_means_or_what_is_given():
     family = m.Family("x", (("a", Discrete(2)),))
     own = {"a": parents["a"]}
     arguments = (torch.as_tensor(target), own, torch.as_tensor(weight))
-    found = Predictor(family, DIM, "loc").start(*arguments, least_squares)
+    found = Predictor(family, DIM, "loc").start(*arguments)
     means = [np.average(target[a == k], axis=0, weights=weight[a == k]) for k in range(2)]
     np.testing.assert_allclose(found["loc"], means, atol=1e-3)
     assert found.keys() == {"loc"}
-    given = Predictor(family, DIM, "loc", as_setting(0.5)).start(*arguments, least_squares)
+    given = Predictor(family, DIM, "loc", as_setting(0.5)).start(*arguments)
     assert given["loc"].tolist() == [[0.5, 0.5]] * 2
-    network = Predictor(FAMILY, DIM, "loc", network=(3,)).start(arguments[0], parents, arguments[2], least_squares)
+    network = Predictor(FAMILY, DIM, "loc", network=(3,)).start(arguments[0], parents, arguments[2])
     assert network.keys() == {"loc"}
     np.testing.assert_allclose(network["loc"], [np.average(target, axis=0, weights=weight)], atol=1e-3)
 

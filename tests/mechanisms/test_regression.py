@@ -8,6 +8,7 @@ import torch
 from scipy import optimize
 
 from otpdag.mechanisms import generalised_linear as r
+from otpdag.mechanisms.predictor import Equations
 
 GENERATOR = np.random.default_rng(1)
 
@@ -31,7 +32,7 @@ def test_least_squares_are_those_of_the_whole_design():
     design = torch.cat([config, values], 1)
     plain = np.linalg.lstsq((root * design).numpy(), (root * (target - offset)).numpy(), rcond=None)[0]
     np.testing.assert_allclose(torch.cat([table, slopes]), plain, atol=2e-4)  # but for the ridges
-    assert r._Equations.table_ridge == 1e-4
+    assert Equations.table_ridge == 1e-4
     only_table, none = r.least_squares(config, config[:, :0], target, weight[:, None], offset)
     assert none.shape == (0, 2)
     counts = (config * weight.unsqueeze(-1)).sum(0)
@@ -47,7 +48,7 @@ def test_ridges_are_those_of_the_definition():
     """The table is pulled to the mean by 1e-4 rows' worth in all, the slopes to zero by 1e-6 of all weight."""
     config, values, weight, _, eta = problem(rows=12)
     column, w = eta[:, :1], weight.unsqueeze(-1)
-    table, slopes = r._Equations(config, values, w).solved(column)
+    table, slopes = Equations(config, values, w).solved(column)
     total, mean = weight.sum(), (w * column).sum() / weight.sum()
     design = torch.cat([config, values], 1)
     ridge = torch.cat([torch.full((3,), 1e-4 / 3), torch.full((2,), 1e-6)]).double() * total
@@ -56,7 +57,7 @@ def test_ridges_are_those_of_the_definition():
     torch.testing.assert_close(slopes, plain[3:], rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(table, plain[:3] + mean, rtol=1e-7, atol=1e-9)
     empty = torch.cat([config, torch.zeros(12, 1).double()], 1)
-    table, _ = r._Equations(empty, values, w).solved(column)
+    table, _ = Equations(empty, values, w).solved(column)
     assert torch.isfinite(table).all()
 
 
@@ -122,13 +123,13 @@ def test_a_multinomial_logit_solves_its_score_equations():
     # a row's counts count as often as they are many, and a step is twice the gap of shares over the bound
     once = r.softmax(config, values, counts, weight[:, None], offset, steps=1)
     size = counts.sum(-1, keepdim=True)
-    step = r._Equations(config, values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - 1 / 3))
+    step = Equations(config, values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - 1 / 3))
     for found, plain in zip(once, step, strict=True):
         torch.testing.assert_close(found, plain - plain.mean(-1, keepdim=True))
     known = torch.as_tensor(GENERATOR.normal(size=(len(values), 3)))
     moved = r.softmax(config[:, :0], values, counts, weight[:, None], known, steps=1)
     shares = torch.softmax(known, -1)
-    step = r._Equations(config[:, :0], values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - shares))
+    step = Equations(config[:, :0], values, weight.unsqueeze(-1) * size).solved(2 * (counts / size - shares))
     torch.testing.assert_close(moved[1], step[1] - step[1].mean(-1, keepdim=True))
 
 
@@ -178,7 +179,7 @@ def test_every_step_is_a_weighted_regression_of_the_working_response(name, steps
 
     def solved(response, own):
         columns = [
-            r._Equations(*map(torch.as_tensor, (config, values, own[:, [d]]))).solved(torch.as_tensor(response[:, [d]]))
+            Equations(*map(torch.as_tensor, (config, values, own[:, [d]]))).solved(torch.as_tensor(response[:, [d]]))
             for d in range(2)
         ]
         return (np.concatenate([column[side].numpy() for column in columns], 1) for side in (0, 1))

@@ -6,7 +6,6 @@ import torch
 from scipy import stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.generalised_linear import least_squares
 from tests.mechanisms.plain import FAMILY, as_parents, line_of, pooled, table
 
 
@@ -27,7 +26,7 @@ def plain_start(node, value, a, r, weight, df=None):
             fit = [(weight[:, None] * stats.t(one).logpdf(np.sqrt(ratio))).sum(0) for one in m.StudentT.df_grid]
             own = np.array(m.StudentT.df_grid)[np.argmax(fit, 0)]
         trust = (own + 1) / (own + ratio)
-        regressed = node.predictor.start(tensor, parents, torch.as_tensor(weight[:, None] * trust), least_squares)
+        regressed = node.predictor.start(tensor, parents, torch.as_tensor(weight[:, None] * trust))
         params |= {name: one.numpy() for name, one in regressed.items()}
         residual = value - line_of(regressed, "loc", a, r)
         variance = pooled(trust * residual**2, a, weight)

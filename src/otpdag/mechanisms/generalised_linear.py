@@ -1,9 +1,7 @@
 r"""Generalised linear nodes, Poisson, negative binomial, gamma and beta, and the regressions that start nodes.
 
-A node is a link from the prediction to its mean, a density and its inverse distribution function. Starting values come
-from weighted regressions. Their design has two blocks: ``config`` (N, C), the one-hot (or soft) configuration of the
-discrete parents, and ``values`` (N, P), the numeric parents. The first block's normal equations are diagonal, so the
-second is solved by its Schur complement and tables of any size stay cheap.
+A node is a link from the prediction to its mean, a density and its inverse distribution function. Regressions with a
+link, and of categories, are weighted least squares again and again.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import Fixed, Setting, SettingLike, Start, as_setting
-from otpdag.mechanisms.predictor import Cellwise
+from otpdag.mechanisms.predictor import Cellwise, Equations, least_squares
 from otpdag.mechanisms.quantiles import (
     beta_cdf,
     beta_quantile,
@@ -55,18 +53,7 @@ class Link:
     def fit(
         self, config: Tensor, values: Tensor, target: Tensor, weight: Tensor, offset: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Fit a generalised linear model by iterated weighted least squares.
-
-        Args:
-            config: Configurations (N, C); of no columns where the table is given.
-            values: Numeric parents (N, P), standardised; of no columns where there are none or their slopes are given.
-            target: Values to predict (N, d).
-            weight: Weights of the rows, (N, 1) or (N, d).
-            offset: Part of the prediction that is known already, (N, d), or (1, d) where it is the same in all rows.
-
-        Returns:
-            The table (C, d) and the slopes (P, d); the one that is given has no rows.
-        """
+        """Fit a generalised linear model by iterated :func:`~otpdag.mechanisms.predictor.least_squares`."""
         centre = (weight * target).sum(0) / weight.sum(0).clamp(min=1e-12)
         eta = self.line((0.5 * (target + centre)).clamp(*self.inside))
         found = least_squares(config, values, eta, weight * self.precision(self.mean(eta)), offset)
@@ -100,18 +87,6 @@ def _merged(config: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Ten
     return config[first[met]], torch.where(total > 0, sums / total.clamp(min=1e-300), 0.0), total
 
 
-def least_squares(
-    config: Tensor, values: Tensor, target: Tensor, weight: Tensor, offset: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weighted least squares on both blocks; arguments and result are those of :meth:`Link.fit`."""
-    response = target - offset
-    if weight.shape[1] == 1 or values.shape[1] == 0:
-        return _Equations(config, values, weight).solved(response)
-    columns = zip(response.split(1, 1), weight.split(1, 1), strict=True)
-    solved = [_Equations(config, values, own).solved(column) for column, own in columns]
-    return torch.cat([table for table, _ in solved], -1), torch.cat([slopes for _, slopes in solved], -1)
-
-
 def softmax(
     config: Tensor,
     values: Tensor,
@@ -127,7 +102,7 @@ def softmax(
     is a few times as much, and less than what rows tell.
     """
     size = counts.sum(-1, keepdim=True)
-    shares, equations = counts / size.clamp(min=1e-12), _Equations(config, values, weight * size)
+    shares, equations = counts / size.clamp(min=1e-12), Equations(config, values, weight * size)
     table, slopes = (counts.new_zeros(block.shape[1], counts.shape[1]) for block in (config, values))
     for _ in range(steps):
         probs = torch.softmax(offset + config @ table + values @ slopes, -1)
@@ -136,35 +111,6 @@ def softmax(
         if torch.cat(step).abs().amax() <= settled:
             break
     return table - table.mean(-1, keepdim=True), slopes - slopes.mean(-1, keepdim=True)
-
-
-class _Equations:
-    """Normal equations of both blocks, for weights (N, 1), or (N, d) where there are no slopes.
-
-    By the ridges an empty configuration takes the overall mean, and a full one hardly notices.
-    """
-
-    table_ridge, slope_ridge = 1e-4, 1e-6
-
-    def __init__(self, config: Tensor, values: Tensor, weight: Tensor) -> None:
-        self.config, self.values, self.weight = config, values, weight
-        self.total = weight.sum(0).clamp(min=1e-300)
-        self.diagonal = config.T @ weight + self.table_ridge * self.total / max(config.shape[1], 1)
-        if values.shape[1]:
-            self.cross = config.T @ (weight * values)
-            gram = values.T @ (weight * values) - self.cross.T @ (self.cross / self.diagonal)
-            self.gram = gram + self.slope_ridge * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
-
-    def solved(self, response: Tensor) -> tuple[Tensor, Tensor]:
-        """The table (C, d) and the slopes (P, d) of a response (N, d)."""
-        weighed = self.weight * response
-        mean = weighed.sum(0) / self.total if self.config.shape[1] else torch.zeros_like(response[0])
-        centred = weighed - self.weight * mean
-        table_side = self.config.T @ centred
-        if not self.values.shape[1]:
-            return table_side / self.diagonal + mean, self.values.new_zeros(0, response.shape[1])
-        slopes = torch.linalg.solve(self.gram, self.values.T @ centred - self.cross.T @ (table_side / self.diagonal))
-        return (table_side - self.cross @ slopes) / self.diagonal + mean, slopes
 
 
 def _itself(mean: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.mechanisms.generalised_linear import least_squares
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.parameters import Parameter, SettingLike, Support
 from otpdag.mechanisms.predictor import Predicted, centre_and_spread
@@ -147,7 +146,7 @@ class MultivariateNormal(Predicted):
 
         The ``smallest`` variance is a share of the column's own.
         """
-        regression = self.predictor.start(value, parents, weight, least_squares)
+        regression = self.predictor.start(value, parents, weight)
         residual = value - self.predictor.predict_rows(regression, parents)
         products = (residual.unsqueeze(-1) * residual.unsqueeze(-2)).flatten(1)
         # two rows' worth of the overall covariance keep a nearly empty configuration sane

@@ -28,7 +28,6 @@ from torch import Tensor
 from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.mechanisms.generalised_linear import least_squares
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, SettingLike, Support, Tied
 from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
 from otpdag.mechanisms.quantiles import student_cdf, student_quantile
@@ -149,7 +148,7 @@ class LocationScale(Predicted):
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' spread in each configuration."""
         target = self.on_line(value)
-        regression = self.predictor.start(target, parents, weight, least_squares)
+        regression = self.predictor.start(target, parents, weight)
         residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
         floor = self._start_floor(target, weight)
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
@@ -434,7 +433,7 @@ class StudentT(Cellwise, LocationScale):
             ratio = ((value - self.predictor.predict_rows(params, parents)) / scale) ** 2
             df = given.constant(self.family.node, "df").to(value) if given.has_value else self._best_df(ratio, weight)
             trust = (df + 1) / (df + ratio)
-            params |= self.predictor.start(value, parents, weight.unsqueeze(-1) * trust, least_squares)
+            params |= self.predictor.start(value, parents, weight.unsqueeze(-1) * trust)
             residual = value - self.predictor.predict_rows(params, parents)
             variance = self.pooled(trust * residual**2, self.scale_rows, parents, weight)
             params |= {"scale": variance.sqrt().maximum(floor), "df": df.reshape(1, self.dim)}

@@ -40,6 +40,62 @@ def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: f
     return torch.linalg.solve(gram, scaled.T @ target)
 
 
+class Equations:
+    """Normal equations of both blocks, for weights (N, 1), or (N, d) where there are no slopes.
+
+    The design has two blocks: ``config`` (N, C), the one-hot (or soft) configuration of the discrete parents, and
+    ``values`` (N, P), the numeric parents. The first block's normal equations are diagonal, so the second is solved by
+    its Schur complement and tables of any size stay cheap.
+
+    By the ridges an empty configuration takes the overall mean, and a full one hardly notices.
+    """
+
+    table_ridge, slope_ridge = 1e-4, 1e-6
+
+    def __init__(self, config: Tensor, values: Tensor, weight: Tensor) -> None:
+        self.config, self.values, self.weight = config, values, weight
+        self.total = weight.sum(0).clamp(min=1e-300)
+        self.diagonal = config.T @ weight + self.table_ridge * self.total / max(config.shape[1], 1)
+        if values.shape[1]:
+            self.cross = config.T @ (weight * values)
+            gram = values.T @ (weight * values) - self.cross.T @ (self.cross / self.diagonal)
+            self.gram = gram + self.slope_ridge * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
+
+    def solved(self, response: Tensor) -> tuple[Tensor, Tensor]:
+        """The table (C, d) and the slopes (P, d) of a response (N, d)."""
+        weighed = self.weight * response
+        mean = weighed.sum(0) / self.total if self.config.shape[1] else torch.zeros_like(response[0])
+        centred = weighed - self.weight * mean
+        table_side = self.config.T @ centred
+        if not self.values.shape[1]:
+            return table_side / self.diagonal + mean, self.values.new_zeros(0, response.shape[1])
+        slopes = torch.linalg.solve(self.gram, self.values.T @ centred - self.cross.T @ (table_side / self.diagonal))
+        return (table_side - self.cross @ slopes) / self.diagonal + mean, slopes
+
+
+def least_squares(
+    config: Tensor, values: Tensor, target: Tensor, weight: Tensor, offset: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weighted least squares.
+
+    Args:
+        config: Configurations (N, C); of no columns where the table is given.
+        values: Numeric parents (N, P), standardised; of no columns where there are none or their slopes are given.
+        target: Values to predict (N, d).
+        weight: Weights of the rows, (N, 1) or (N, d).
+        offset: Part of the prediction that is known already, (N, d), or (1, d) where it is the same in all rows.
+
+    Returns:
+        The table (C, d) and the slopes (P, d); the one that is given has no rows.
+    """
+    response = target - offset
+    if weight.shape[1] == 1 or values.shape[1] == 0:
+        return Equations(config, values, weight).solved(response)
+    columns = zip(response.split(1, 1), weight.split(1, 1), strict=True)
+    solved = [Equations(config, values, own).solved(column) for column, own in columns]
+    return torch.cat([table for table, _ in solved], -1), torch.cat([slopes for _, slopes in solved], -1)
+
+
 @dataclass(frozen=True)
 class Units:
     """Centre and spread of the numeric parents and of the predicted quantity."""
@@ -179,7 +235,7 @@ class Predictor:
             columns.append(values)
         return side_by_side(columns)
 
-    def start(self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit) -> dict[str, Tensor]:
+    def start(self, target: Tensor, parents: Parents, weight: Tensor, fit: Fit = least_squares) -> dict[str, Tensor]:
         """Regress ``target`` (N, dim) on the parents, around what the user fixed or started.
 
         Args:
