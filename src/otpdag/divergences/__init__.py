@@ -8,8 +8,7 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.jensen_shannon import JensenShannon
 from otpdag.divergences.kernel import MMD, Energy
 from otpdag.divergences.sinkhorn import Sinkhorn
-from otpdag.divergences.sliced import SlicedWasserstein
-from otpdag.divergences.wasserstein import Wasserstein
+from otpdag.divergences.wasserstein import SlicedWasserstein, Wasserstein
 from otpdag.divergences.whitened import WhitenedFeatures
 
 __all__ = [

@@ -18,7 +18,6 @@ class AbstractDivergence(ABC):
     Example:
         >>> class MeanShift(AbstractDivergence):
         ...     def forward(self, x, y, a, b, generator):
-        ...         a, b = fill_weights(x, a), fill_weights(y, b)
         ...         shift = (a.unsqueeze(-1) * x).sum(-2) - (b.unsqueeze(-1) * y).sum(-2)
         ...         return shift.square().sum(-1)
         >>> MeanShift()(torch.zeros(2, 5, 3), torch.ones(1, 7, 3))
@@ -49,17 +48,23 @@ class AbstractDivergence(ABC):
         Raises:
             DataError: If shapes, types or weights do not fit together.
         """
-        replicas = _check_samples(x, y, a, b)
-        value = self.forward(x, y, _normalise(a, "a"), _normalise(b, "b"), generator)
-        return value.expand(replicas)
+        _check_sample("x", x)
+        _check_sample("y", y)
+        if x.shape[-1] != y.shape[-1]:
+            raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
+        if x.dtype != y.dtype:
+            raise DataError(f"`x` and `y` must have the same type; got {x.dtype} and {y.dtype}")
+        a, b = _normalised("a", fill_weights(x, a), "x", x), _normalised("b", fill_weights(y, b), "y", y)
+        counts = {value.shape[0] for value in (x, y, a, b)}
+        if len(counts - {1}) > 1:
+            raise DataError(f"`x`, `y`, `a` and `b` must have equal replicas, or one; got {sorted(counts - {1})}")
+        return self.forward(x, y, a, b, generator).expand(max(counts))
 
     @abstractmethod
-    def forward(
-        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the divergence of checked samples.
 
-        Shapes fit, but replica axes of 1 are not expanded. Weights sum to 1, or are None where uniform.
+        Shapes fit, but replica axes of 1 are not expanded. Weights (R, N) and (R, M) sum to 1.
         """
 
 
@@ -83,22 +88,6 @@ def require_finite(costs: Tensor) -> Tensor:
     return costs
 
 
-def _check_samples(x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> int:
-    """Refuse what does not fit together, and return the number of replicas."""
-    _check_sample("x", x)
-    _check_sample("y", y)
-    if x.shape[-1] != y.shape[-1]:
-        raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
-    if x.dtype != y.dtype:
-        raise DataError(f"`x` and `y` must have the same type; got {x.dtype} and {y.dtype}")
-    _check_weights("a", a, "x", x)
-    _check_weights("b", b, "y", y)
-    counts = {value.shape[0] for value in (x, y, a, b) if value is not None}
-    if len(counts - {1}) > 1:
-        raise DataError(f"`x`, `y`, `a` and `b` must have equal replicas, or one; got {sorted(counts)}")
-    return max(counts)
-
-
 def _check_sample(name: str, value: Tensor) -> None:
     if value.ndim != 3 or 0 in value.shape:
         raise DataError(
@@ -108,9 +97,8 @@ def _check_sample(name: str, value: Tensor) -> None:
         raise DataError(f"`{name}` must be floating point; got {value.dtype}")
 
 
-def _check_weights(name: str, weights: Tensor | None, of: str, sample: Tensor) -> None:
-    if weights is None:
-        return
+def _normalised(name: str, weights: Tensor, of: str, sample: Tensor) -> Tensor:
+    """Divide weights by their sum, after checking that they can be weights at all."""
     if weights.ndim != 2 or weights.shape[-1] != sample.shape[-2]:
         raise DataError(
             f"`{name}` must have shape (replicas, {sample.shape[-2]}), one weight for each point of `{of}`; "
@@ -118,12 +106,6 @@ def _check_weights(name: str, weights: Tensor | None, of: str, sample: Tensor) -
         )
     if weights.dtype != sample.dtype:
         raise DataError(f"`{name}` must have the type of `{of}`, {sample.dtype}; got {weights.dtype}")
-
-
-def _normalise(weights: Tensor | None, name: str) -> Tensor | None:
-    """Divide weights by their sum, after checking that they can be weights at all."""
-    if weights is None:
-        return None
     total = weights.sum(-1, keepdim=True)
     lowest, smallest_total = float(weights.detach().amin()), float(total.detach().amin())
     if not (lowest >= 0 and 0 < smallest_total < float("inf")):
@@ -134,25 +116,29 @@ def _normalise(weights: Tensor | None, name: str) -> Tensor | None:
     return weights / total
 
 
-def pair_mean(values: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
+def is_uniform(weights: Tensor) -> bool:
+    """Whether weights are equal, and want no gradient: what is quicker for equal ones has none in them."""
+    return not weights.requires_grad and bool((weights == weights[:1, :1]).all())
+
+
+def pair_mean(values: Tensor, a: Tensor, b: Tensor) -> Tensor:
     r"""Average a matrix over independent pairs.
 
     .. math:: \sum_{ij} a_i b_j v_{ij}
 
     Args:
         values: One value for each pair, (R, N, M).
-        a: Weights that sum to 1, (R, N), or None for uniform ones.
-        b: Weights that sum to 1, (R, M), or None for uniform ones.
+        a: Weights that sum to 1, (R, N).
+        b: Weights that sum to 1, (R, M).
 
     Returns:
         The mean of each replica, (R,).
 
     Example:
-        >>> pair_mean(torch.tensor([[[1.0, 3.0]]]), None, torch.tensor([[0.75, 0.25]]))
+        >>> pair_mean(torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1), torch.tensor([[0.75, 0.25]]))
         tensor([1.5000])
     """
-    columns = values.mean(-2) if a is None else weigh_rows(values, a)
-    return columns.mean(-1) if b is None else (columns * b).sum(-1)
+    return (weigh_rows(values, a) * b).sum(-1)
 
 
 def weigh_rows(values: Tensor, a: Tensor) -> Tensor:
@@ -166,33 +152,28 @@ def weigh_rows(values: Tensor, a: Tensor) -> Tensor:
     return torch.matmul(a.unsqueeze(-2), values).squeeze(-2)
 
 
-def self_mean(values: Tensor, a: Tensor | None, unbiased: bool) -> Tensor:
+def self_mean(values: Tensor, a: Tensor, unbiased: bool) -> Tensor:
     r"""Average a matrix over pairs from one sample; unbiased means over pairs of different points.
 
     .. math:: \frac{\sum_{i \ne j} a_i a_j v_{ij}}{1 - \sum_i a_i^2}
 
     Args:
         values: One value for each pair, (R, N, N).
-        a: Weights that sum to 1, (R, N), or None for uniform ones.
+        a: Weights that sum to 1, (R, N).
         unbiased: Leave out the pairs of a point with itself.
 
     Returns:
         The mean of each replica, (R,).
 
     Example:
-        >>> self_mean(torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), None, unbiased=True)
+        >>> self_mean(torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[0.5, 0.5]]), unbiased=True)
         tensor([1.])
     """
     total = pair_mean(values, a, a)
     if not unbiased:
         return total
-    diagonal = values.diagonal(dim1=-2, dim2=-1)
-    if a is None:
-        own = diagonal.mean(-1) / values.shape[-1]
-        rest = torch.full_like(own, 1.0 - 1.0 / values.shape[-1])
-    else:
-        own = (diagonal * a.square()).sum(-1)
-        rest = 1.0 - a.square().sum(-1)
+    own = (values.diagonal(dim1=-2, dim2=-1) * a.square()).sum(-1)
+    rest = 1.0 - a.square().sum(-1)
     if not bool((rest > 0).all()):
         raise DataError("`unbiased=True` needs at least two points with weight in each sample; got one")
     return (total - own) / rest

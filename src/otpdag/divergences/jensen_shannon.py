@@ -55,15 +55,11 @@ class JensenShannon(AbstractDivergence):
         if not all(width > 0 for width in self.hidden):
             raise ModelError(f"`hidden` must hold positive widths; got {self.hidden}")
 
-    def forward(
-        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Train a discriminator and return the bound of checked samples."""
         return _bound(self.discriminator(x, y, a, b), x, y, a, b)
 
-    def discriminator(
-        self, x: Tensor, y: Tensor, a: Tensor | None = None, b: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def discriminator(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> dict[str, Tensor]:
         """Parameters of one that was trained on samples, of each replica (R, ...), detached.
 
         All replicas start alike, so that a replica's result does not depend on its company.
@@ -71,11 +67,11 @@ class JensenShannon(AbstractDivergence):
         Args:
             x: A sample, (R, N, d).
             y: A sample, (R, M, d).
-            a: Weights of ``x`` that sum to 1, (R, N), or None.
-            b: Weights of ``y`` that sum to 1, (R, M), or None.
+            a: Weights of ``x`` that sum to 1, (R, N).
+            b: Weights of ``y`` that sum to 1, (R, M).
         """
-        x, y, a, b = x.detach(), y.detach(), _detached(a), _detached(b)
-        replicas = max(value.shape[0] for value in (x, y, a, b) if value is not None)
+        x, y, a, b = (value.detach() for value in (x, y, a, b))
+        replicas = max(value.shape[0] for value in (x, y, a, b))
         params = self._begun(x, replicas)
         optimiser = torch.optim.Adam(params.values(), lr=self.learning_rate, betas=(0.5, 0.99))
         for _ in range(self.steps):
@@ -99,31 +95,19 @@ class JensenShannon(AbstractDivergence):
         }
 
 
-def _bound(params: dict[str, Tensor], x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
+def _bound(params: dict[str, Tensor], x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Evaluate the bound of each replica, (R,)."""
-    centre, scale = _moments(x.detach(), y.detach(), a, b)
+    centre, scale = _moments(*(value.detach() for value in (x, y, a, b)))
     replicas = next(iter(params.values())).shape[0]
     score_x, score_y = (
         apply_mlp(params, ((value - centre) / scale).expand(replicas, -1, -1)).squeeze(-1) for value in (x, y)
     )
-    return LOG_2 + 0.5 * (_mean(logsigmoid(score_x), a) + _mean(logsigmoid(-score_y), b))
+    return LOG_2 + 0.5 * ((a * logsigmoid(score_x)).sum(-1) + (b * logsigmoid(-score_y)).sum(-1))
 
 
-def _moments(x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the mixture of both samples, (R, 1, d)."""
-    weights_x, weights_y = _detached(a), _detached(b)
-    mean = 0.5 * (_mean(x.mT, weights_x) + _mean(y.mT, weights_y)).unsqueeze(-2)
-    second = [_mean((value - mean).square().mT, w) for value, w in ((x, weights_x), (y, weights_y))]
-    scale = (0.5 * (second[0] + second[1])).sqrt().unsqueeze(-2)
+    a, b = a.unsqueeze(-2), b.unsqueeze(-2)
+    mean = 0.5 * (a @ x + b @ y)
+    scale = (0.5 * (a @ (x - mean).square() + b @ (y - mean).square())).sqrt()
     return mean, torch.where(scale > 0, scale, 1.0)
-
-
-def _detached(weights: Tensor | None) -> Tensor | None:
-    return None if weights is None else weights.detach()
-
-
-def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Average over the last axis, with weights (R, N) where given."""
-    if weights is None:
-        return values.mean(-1)
-    return (values * weights.reshape(weights.shape[0], *([1] * (values.ndim - 2)), -1)).sum(-1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otpdag.costs import Euclidean, SquaredEuclidean
-from otpdag.divergences.base import AbstractDivergence, fill_weights, pair_mean, self_mean
+from otpdag.divergences.base import AbstractDivergence, is_uniform, pair_mean, self_mean
 from otpdag.errors import ModelError
 
 
@@ -35,14 +35,12 @@ class Energy(AbstractDivergence):
 
     unbiased: bool = True
 
-    def forward(
-        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the distance of checked samples."""
         across = pair_mean(Euclidean().pairwise(x, y), a, b)
         return 2.0 * across - self._within(x, a) - self._within(y, b)
 
-    def _within(self, x: Tensor, a: Tensor | None) -> Tensor:
+    def _within(self, x: Tensor, a: Tensor) -> Tensor:
         return self_mean(Euclidean().pairwise(x, x), a, self.unbiased)
 
 
@@ -91,13 +89,11 @@ class MMD(AbstractDivergence):
             _check_positive("bandwidth", _as_tuple(self.bandwidth))
         _check_positive("scales", self.scales)
 
-    def forward(
-        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the discrepancy of checked samples."""
         distance = SquaredEuclidean().pairwise
         across = distance(x, y)
-        widths = self._widths(across, x, y, a, b)
+        widths = self._widths(across, a, b)
         own = self_mean(self._evaluate(distance(x, x), widths), a, self.unbiased)
         other = self_mean(self._evaluate(distance(y, y), widths), b, self.unbiased)
         return own + other - 2.0 * pair_mean(self._evaluate(across, widths), a, b)
@@ -108,21 +104,20 @@ class MMD(AbstractDivergence):
         values = [kernel(squared / width) for width in widths]
         return torch.stack(values).mean(0) if len(values) > 1 else values[0]
 
-    def _widths(self, squared: Tensor, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> list[Tensor]:
+    def _widths(self, squared: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Return the squared bandwidths, each (R, 1, 1)."""
         if not isinstance(self.bandwidth, str):
             return [squared.new_full((1, 1, 1), (h * s) ** 2) for h in _as_tuple(self.bandwidth) for s in self.scales]
-        median = _median(squared.detach(), x, y, a, b)
+        median = _median(squared.detach(), a.detach(), b.detach())
         median = torch.where(median > 0, median, torch.ones_like(median)).reshape(-1, 1, 1)
         return [median * scale**2 for scale in self.scales]
 
 
-def _median(squared: Tensor, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
+def _median(squared: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the lower weighted median of the entries of each matrix (R, N, M)."""
-    if a is None and b is None:
+    if is_uniform(a) and is_uniform(b):
         return squared.flatten(1).median(-1).values
-    mass = fill_weights(x, a).detach().unsqueeze(-1) * fill_weights(y, b).detach().unsqueeze(-2)
-    squared, mass = torch.broadcast_tensors(squared, mass)
+    squared, mass = torch.broadcast_tensors(squared, a.unsqueeze(-1) * b.unsqueeze(-2))
     values, order = squared.flatten(1).sort(-1)
     below = mass.flatten(1).gather(-1, order).cumsum(-1)
     # The slack keeps the rounding of the running sum from passing over a median exactly at one half.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
-from otpdag.divergences.base import AbstractDivergence, fill_weights, pair_mean, require_finite, weigh_rows
+from otpdag.divergences.base import AbstractDivergence, pair_mean, require_finite, weigh_rows
 from otpdag.errors import ConvergenceWarning, ModelError
 
 BLOCK = 10  # sweeps between two absorptions of the scalings
@@ -65,11 +65,8 @@ class Sinkhorn(AbstractDivergence):
         if not 0 < self.scaling < 1:
             raise ModelError(f"`scaling` must lie between 0 and 1; got {self.scaling}")
 
-    def forward(
-        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the divergence of checked samples."""
-        a, b = fill_weights(x, a), fill_weights(y, b)
         across = require_finite(as_cost(self.cost)(x, y))
         with torch.no_grad():
             epsilon = self._strength(across, a, b)

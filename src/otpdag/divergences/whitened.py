@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from otpdag.divergences.base import AbstractDivergence, fill_weights
+from otpdag.divergences.base import AbstractDivergence
 from otpdag.numerics import side_by_side
 
 
@@ -187,15 +187,13 @@ class WhitenedFeatures(AbstractDivergence):
     model_ridge: float = 1e-5
     seed: int = 0
 
-    def forward(
-        self, x: Tensor, y: Tensor, a: Tensor | None, b: Tensor | None, generator: torch.Generator | None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Place the features on ``x`` and measure ``y``."""
         seen = torch.ones_like(x[..., 0], dtype=torch.bool)
         columns = [FeatureColumn(x[..., i : i + 1], seen) for i in range(x.shape[-1])]
-        fitted = self.fit(columns, fill_weights(x, a), generator)
+        fitted = self.fit(columns, a, generator)
         values = fitted.combine([kernel(y[..., i : i + 1]) for i, kernel in enumerate(fitted.kernels)])
-        mean = (fill_weights(y, b).unsqueeze(-1) * values).sum(-2)
+        mean = (b.unsqueeze(-1) * values).sum(-2)
         return fitted.distance(mean)
 
     def fit(
