@@ -11,7 +11,6 @@ import pytest
 from benchmarks import column_types as column_types_benchmark
 from benchmarks.harness import Settings
 from otpdag.data import column_type, column_types
-from otpdag.data.columns import infer_space
 from otpdag.errors import DataError
 from otpdag.spaces import Count, Discrete, Real, Space
 
@@ -36,15 +35,15 @@ from otpdag.spaces import Count, Discrete, Real, Space
         ([0.5, None, 2.0], Real()),
     ],
 )
-def test_infer_space(column: Any, space: Space) -> None:
-    assert infer_space(pd.Series(column)) == space
+def test_spaces_of_columns(column: Any, space: Space) -> None:
+    assert column_type(pd.Series(column)).space == space
 
 
-def test_infer_space_refuses_dates_and_nothing() -> None:
+def test_column_type_refuses_dates_and_nothing() -> None:
     with pytest.raises(DataError, match=r"column 'x' must hold at least one value; all 2 are missing"):
-        infer_space(pd.Series([None, None], name="x"))
+        column_type(pd.Series([None, None], name="x"))
     with pytest.raises(DataError, match=r"column 'x' must hold numbers or categories; found '2020-01-01"):
-        infer_space(pd.Series(pd.to_datetime(["2020-01-01"]), name="x"))
+        column_type(pd.Series(pd.to_datetime(["2020-01-01"]), name="x"))
 
 
 def test_types_of_real_columns_are_those_given_by_hand_and_the_same_with_gaps():
@@ -91,7 +90,7 @@ def test_one_empty_cell_changes_nothing():
     vote = pd.Series(np.tile([0.0, 1.0], 50))
     codes = pd.Series(np.tile([10, 20, 30], 30))
     for column in (vote, codes, vote.astype(int), codes.astype(float)):
-        assert infer_space(column.where(column.index != 3)) == infer_space(column)
+        assert column_type(column.where(column.index != 3)).space == column_type(column).space
 
 
 def test_columns_that_can_be_no_node_are_listed_with_the_reason():

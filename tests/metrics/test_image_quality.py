@@ -88,11 +88,11 @@ def test_layouts_and_types_do_not_matter(pair, metric):
     ("images", "references", "message"),
     [
         (np.zeros((2, 16, 16)), np.zeros((2, 16, 15)), r"must have one shape; got \(2, 16, 16\) and \(2, 16, 15\)"),
-        (np.zeros((16, 16)), np.zeros((16, 16)), r"`images` must be \(n, height, width\).*image\[None\]"),
+        (np.zeros((16, 16)), np.zeros((16, 16)), r"images must be \(n, height, width\).*images\[None\]"),
         (
             np.zeros((2, 5, 16, 16)),
             np.zeros((2, 5, 16, 16)),
-            r"1 or 3 channels first or last; got shape \(2, 5, 16, 16",
+            r"1 or 3 channels, first or last; got shape \(2, 5, 16, 16",
         ),
         (np.zeros((0, 16, 16)), np.zeros((0, 16, 16)), r"got shape \(0, 16, 16\)"),
         (

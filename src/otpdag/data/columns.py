@@ -468,22 +468,6 @@ class ColumnType:
         return f"{self.column}: {self.kind}{size}, {self.reason}{doubt}"
 
 
-def infer_space(series: pd.Series[Any]) -> Space:
-    """Suggest a space for a column: that of :func:`column_type`.
-
-    Raises:
-        DataError: The column has no value, or holds neither numbers nor categories.
-
-    >>> infer_space(pd.Series(["wet", "dry", None]))
-    Discrete(size=2)
-    >>> infer_space(pd.Series([12, 0, 7])), infer_space(pd.Series([1.0, 2.5, 3.7]))
-    (Count(dim=1), Real(dim=1))
-    """
-    space = column_type(series).space
-    assert space is not None
-    return space
-
-
 def column_types(frame: pd.DataFrame) -> list[ColumnType]:
     """What each column is taken for; one that can be no node (dates, no value at all) says why.
 
@@ -685,5 +669,5 @@ def count_categories(series: pd.Series[Any]) -> int | None:
     labels = find_labels(series.dropna())
     if labels is not None:
         return max(2, len(labels))
-    space = infer_space(series)
+    space = column_type(series).space
     return space.size if isinstance(space, Discrete) else None

@@ -13,6 +13,7 @@ from scipy import sparse
 from torch import Tensor
 
 from otpdag.data.batch import mixed
+from otpdag.data.columns import to_numpy
 from otpdag.errors import DataError
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -71,7 +72,7 @@ class Images:
     """
 
     def __init__(self, pixels: npt.ArrayLike | Tensor) -> None:
-        held = pixels.detach().cpu().numpy() if isinstance(pixels, Tensor) else np.asarray(pixels)
+        held = to_numpy(pixels)
         if held.ndim < 2 or len(held) < 2:
             raise DataError(f"images must have shape (n, ...) with at least 2 of them; got {held.shape}")
         if not np.isfinite(held).all():
@@ -100,8 +101,8 @@ class PictureFormat:
     @classmethod
     def of(cls, images: npt.ArrayLike | Tensor) -> PictureFormat:
         """Read the format from images that a model is to be fitted to."""
+        layout = picture_layout(np.shape(images))
         held = _array(images)
-        layout = picture_layout(held.shape)
         if layout == "first":
             channels, height, width = held.shape[1:]
         else:
@@ -159,12 +160,7 @@ class PictureFormat:
 
 
 def _array(images: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
-    held = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
-    if held.ndim not in (3, 4) or not held.size:
-        raise DataError(
-            "images must be (n, height, width), (n, height, width, channels) or (n, channels, height, width), none of "
-            f"them 0; got shape {held.shape}. For one image, pass images[None]"
-        )
+    held = to_numpy(images)
     if not (np.issubdtype(held.dtype, np.number) or held.dtype == bool):
         raise DataError(f"images must be numbers; got {held.dtype}")
     if not np.isfinite(held).all():
@@ -176,6 +172,11 @@ def _array(images: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
 
 def picture_layout(shape: tuple[int, ...]) -> str:
     """Where channels are: ``"last"``, ``"first"`` or, of grey images without an axis for them, ``"none"``."""
+    if len(shape) not in (3, 4) or not all(shape):
+        raise DataError(
+            "images must be (n, height, width), (n, height, width, channels) or (n, channels, height, width), none of "
+            f"them 0; got shape {tuple(shape)}. For one image, pass images[None]"
+        )
     if len(shape) == 3 and shape[2] in CHANNELS:
         raise DataError(f"images must be many; got shape {shape}, which looks like one of them: pass images[None]")
     if len(shape) == 3:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import torch
+from pandas.api.types import union_categoricals
 from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
@@ -483,19 +484,18 @@ def open_table(
     few = [name for node in categories for name in plain[node].names]
     few = list(dict.fromkeys([*few, *([column] if column else [])])) or wanted[:1]
     first = list(parts.with_columns(few).each(_first_look, {node: plain[node] for node in categories}, column))
-    counts = [look.rows for look in first]
+    counts, shown, weight = zip(*first, strict=True) if first else ((), (), ())
     rows = sum(counts)
     if rows < 2:
         raise DataError(f"data must have at least 2 rows; the dataset has {rows}")
     if rows <= table.held_rows:
         frame = pd.concat(list(parts.with_columns(wanted).each(_only, wanted)), ignore_index=True)
         return frame.drop(columns=[column] if column else []), frame[column] if column else weights
-    levels = {node: _all_levels([look.levels[node] for look in first]) for node in categories}
+    levels = {node: _all_levels([levels[node] for levels in shown]) for node in categories}
     filled = [number for number, count in enumerate(counts) if count]  # filters leave partitions empty
-    counts = [counts[number] for number in filled]
-    starts = tuple(int(start) for start in np.cumsum([0, *counts[:-1]]))
+    starts = tuple(int(start) for start in np.cumsum([0, *(counts[number] for number in filled[:-1])]))
     given = None if weights is None or column else read_weights(np.ravel(to_numpy(weights)), rows)[0]
-    total = sum(look.weight for look in first) if given is None else float(rows)
+    total = sum(weight) if given is None else float(rows)
     if total == 0:
         raise DataError("weights must not all be 0; found only zeros")
     if not np.isfinite(total) or not np.isfinite(rows / total):
@@ -514,31 +514,17 @@ def _sampled(
     chosen = random_part(rows, table.held_rows, table.seed)
     assert chosen is not None, "the table has more rows than are held"
     order = chosen.argsort()
-    looks = list(parts.each(_second_look, reading, chosen[order].numpy()))
-    seen = {node: np.sum([look.seen[node] for look in looks], axis=0) for node in observed}
+    samples, seen_in, largest_in = zip(*parts.each(_second_look, reading, chosen[order].numpy()), strict=True)
+    seen = {node: np.sum([counts[node] for counts in seen_in], axis=0) for node in observed}
     for node, counts in seen.items():
         if (counts == 0).any():
             refuse_empty(node, reading.schema[node].names[int((counts == 0).argmax())], rows)
-    largest = {node: max(look.largest[node] for look in looks) for node in observed}
-    sample = Batch.join([look.sample for look in looks]).take(order.argsort())
+    largest = {node: max(values[node] for values in largest_in) for node in observed}
+    sample = Batch.join(samples).take(order.argsort())
     return PartTable(parts, reading, rows, elsewhere, sample, seen, largest)
 
 
 # -- work that is done where a part is ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _FirstLook:
-    rows: int
-    levels: dict[str, pd.Series[Any]]
-    weight: float
-
-
-@dataclass(frozen=True)
-class _SecondLook:
-    sample: Batch
-    seen: dict[str, npt.NDArray[np.int64]]
-    largest: dict[str, float]
 
 
 def _only(frame: pd.DataFrame, number: int, names: Sequence[str]) -> pd.DataFrame:
@@ -547,19 +533,21 @@ def _only(frame: pd.DataFrame, number: int, names: Sequence[str]) -> pd.DataFram
 
 def _first_look(
     frame: pd.DataFrame, number: int, categories: Mapping[str, Column], weight: str | None, most: int = 1_000
-) -> _FirstLook:
+) -> tuple[int, dict[str, pd.Series[Any]], float]:
     """Rows, distinct values of categories (no more than so many: more are refused anyway), and the total weight."""
     levels = {node: frame[column.names[0]].dropna().drop_duplicates() for node, column in categories.items()}
     total = float(len(frame)) if weight is None else float(_weights_of(frame, weight).sum())
-    return _FirstLook(len(frame), {node: one.iloc[:most] for node, one in levels.items()}, total)
+    return len(frame), {node: one.iloc[:most] for node, one in levels.items()}, total
 
 
-def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> _SecondLook:
-    """Check a part; of the chosen rows of the table those that are in it."""
+def _second_look(
+    frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]
+) -> tuple[Batch, dict[str, npt.NDArray[np.int64]], dict[str, float]]:
+    """Check a part; of the chosen rows those that are in it, how many cells are seen, and the largest values."""
     batch = reading.batch(frame, number)
     first = reading.starts[number]
     begin, end = np.searchsorted(chosen, [first, first + batch.rows])
-    return _SecondLook(
+    return (
         batch.take(torch.from_numpy(chosen[begin:end] - first)),
         {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()},
         {node: float(value.max()) for node, value in batch.values.items()},
@@ -593,9 +581,7 @@ def _weights_of(frame: pd.DataFrame, column: str | None) -> Floats:
 def _all_levels(parts: Sequence[pd.Series[Any]]) -> pd.Series[Any]:
     """Distinct values of a column; categories of pandas stay such, in the order in which they are first met."""
     if all(isinstance(one.dtype, pd.CategoricalDtype) for one in parts):
-        categories = list(dict.fromkeys(value for one in parts for value in one.cat.categories))
-        values = list(dict.fromkeys(value for one in parts for value in one))
-        return pd.Series(pd.Categorical(values, categories=categories))
+        return pd.Series(union_categoricals([one.array for one in parts], ignore_order=True))
     shown = [one.astype(object) if isinstance(one.dtype, pd.CategoricalDtype) else one for one in parts if len(one)]
     return pd.concat(shown, ignore_index=True).drop_duplicates() if shown else pd.Series(dtype=np.float64)
 

@@ -6,6 +6,7 @@ A :class:`Sequences` says which rows belong together and in which order; :func:`
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,6 @@ from otpdag.errors import DataError
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Sequences:
     """Rows that are steps of one or several sequences.
 
@@ -45,10 +45,6 @@ class Sequences:
     >>> steps, steps.table["x"].tolist()
     (Sequences(2 sequences, 3 steps), [6, 5, 7])
     """
-
-    table: Table
-    lengths: Lengths
-    index: pd.Index
 
     def __init__(
         self,
@@ -73,9 +69,9 @@ class Sequences:
         else:
             table, own_lengths = _from_array(to_numpy(data), "data", split=lengths is None)
         rows = int(own_lengths.sum())
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "lengths", own_lengths if lengths is None else _check_lengths(lengths, rows))
-        object.__setattr__(self, "index", table.index if isinstance(table, pd.DataFrame) else pd.RangeIndex(rows))
+        self.table = table
+        self.lengths = own_lengths if lengths is None else _check_lengths(lengths, rows)
+        self.index = table.index if isinstance(table, pd.DataFrame) else pd.RangeIndex(rows)
 
     def __repr__(self) -> str:
         return f"Sequences({len(self.lengths)} sequences, {int(self.lengths.sum())} steps)"
@@ -91,9 +87,8 @@ def as_sequences(data: SequenceTable) -> Sequences:
 
 def replace_table(sequences: Sequences, table: Table) -> Sequences:
     """The same sequences with other columns."""
-    replaced = object.__new__(Sequences)
-    for name, value in (("table", table), ("lengths", sequences.lengths), ("index", sequences.index)):
-        object.__setattr__(replaced, name, value)
+    replaced = copy.copy(sequences)
+    replaced.table = table
     return replaced
 
 
@@ -129,7 +124,7 @@ class SequenceBatch:
     @cached_property
     def times(self) -> Tensor:
         """How many steps of its sequence come before each row."""
-        return torch.arange(self.rows) - self.starts.repeat_interleave(self.lengths)
+        return _counted(self.lengths)
 
     @property
     def canonical_order(self) -> npt.NDArray[np.int64]:
@@ -142,14 +137,13 @@ class SequenceBatch:
     def take(self, index: Tensor) -> SequenceBatch:
         """Pick sequences."""
         lengths = self.lengths[index]
-        within = torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        return SequenceBatch(self.steps.take(self.starts[index].repeat_interleave(lengths) + within), lengths)
+        rows = self.starts[index].repeat_interleave(lengths) + _counted(lengths)
+        return SequenceBatch(self.steps.take(rows), lengths)
 
     def cut(self, length: int) -> SequenceBatch:
         """Cut long sequences into pieces of at most ``length`` steps, each a sequence of its own."""
         pieces = (self.lengths + length - 1) // length
-        number = torch.arange(int(pieces.sum())) - (pieces.cumsum(0) - pieces).repeat_interleave(pieces)
-        left = self.lengths.repeat_interleave(pieces) - number * length
+        left = self.lengths.repeat_interleave(pieces) - _counted(pieces) * length
         return SequenceBatch(self.steps, left.clamp(max=length))
 
     def weighted(self, weights: npt.ArrayLike) -> SequenceBatch:
@@ -169,6 +163,11 @@ class SequenceBatch:
         """Each step's value (R, M, width) ``by`` steps ago; the first steps repeat their sequence's first one."""
         back = self.times.clamp(max=by)
         return tensor.index_select(1, torch.arange(self.rows) - back)
+
+
+def _counted(lengths: Tensor) -> Tensor:
+    """0, 1, ... up to the first length, and again up to each that follows."""
+    return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
 def encode_sequences(

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from otpdag.data.documents import picture_layout
 from otpdag.errors import DataError
 
 _RADIUS = 5  # of the patches of SSIM; it and defaults below as published (Wang, Bovik, Sheikh and Simoncelli 2004)
@@ -254,15 +255,8 @@ def _as_images(name: str, images: ArrayLike | Tensor, peak: float | None, oversh
     given = images.detach().cpu().numpy() if isinstance(images, Tensor) else np.asarray(images)
     largest = (255.0 if given.dtype == np.uint8 else 1.0) if peak is None else peak
     scaled = torch.as_tensor(np.asarray(given, dtype=np.float64) / largest)
-    if scaled.ndim == 3 and scaled.numel():
-        scaled = scaled.unsqueeze(1)
-    elif scaled.ndim == 4 and scaled.numel() and scaled.shape[-1] in (1, 3):
-        scaled = scaled.movedim(-1, 1)
-    elif not (scaled.ndim == 4 and scaled.numel() and scaled.shape[1] in (1, 3)):
-        raise DataError(
-            f"`{name}` must be (n, height, width), or 4-dimensional with 1 or 3 channels first or last; got shape "
-            f"{tuple(scaled.shape)}; a single image needs an axis in front, image[None]"
-        )
+    layout = picture_layout(given.shape)
+    scaled = scaled.unsqueeze(1) if layout == "none" else scaled.movedim(-1, 1) if layout == "last" else scaled
     low, high = float(scaled.min()), float(scaled.max())
     if not (low >= -overshoot and high <= 1 + overshoot):  # true for NaN as well
         values = f"{low * largest:.4g} to {high * largest:.4g}"
