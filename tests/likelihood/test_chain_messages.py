@@ -16,7 +16,7 @@ from otpdag.errors import ModelError
 from otpdag.likelihood import chain_layout
 from otpdag.likelihood.chain_layout import Block, Chain, Lanes, Linear, States, potentials
 from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
-from otpdag.likelihood.particles import draw_paths, filter_particles
+from otpdag.likelihood.sequence_posterior import draw_paths, filter_particles
 from tests.dynamic_models import (
     by_paths,
     kalman,
@@ -93,8 +93,9 @@ def naturals(model):
 def run(model, chain):
     """Log-likelihood of each step given those before, and state probabilities, in the order of the batch's rows."""
     linear = Linear.of(potentials(model.structure, naturals(model), chain))
-    state = torch.zeros(chain.steps, chain.states.size, dtype=torch.float64)
-    scale = torch.zeros(chain.steps, dtype=torch.float64)
+    steps = sum(len(block.kinds) for block in chain.blocks)
+    state = torch.zeros(steps, chain.states.size, dtype=torch.float64)
+    scale = torch.zeros(steps, dtype=torch.float64)
     pair = torch.zeros_like(linear.pair)
     for block in chain.blocks:
         part = marginals(block, linear, chain)

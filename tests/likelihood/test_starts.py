@@ -15,10 +15,8 @@ from otpdag.likelihood import starts as guessed_rows
 from otpdag.likelihood.starts import (
     _clusters,
     _components,
-    _drawn,
     _leaning_right,
     _residual,
-    _softmax,
     complete_steps,
     complete_table,
     row_weights,
@@ -234,15 +232,6 @@ def test_labels_are_soft_by_a_tenth():
     found = _clusters(columns, np.full(90, 1 / 90), 3, rng, first=True)
     np.testing.assert_allclose(np.sort(found, 1), np.tile([0.1 / 3, 0.1 / 3, 0.9 + 0.1 / 3], (90, 1)))
     assert agreement(found.argmax(1), truth, 3) == 1.0
-    scores = rng.normal(size=(5, 3)) * 100
-    np.testing.assert_allclose(_softmax(scores), torch.softmax(torch.as_tensor(scores), 1).numpy(), atol=1e-12)
-
-
-@pytest.mark.parametrize("weights", [np.ones(700), np.random.default_rng(5).gamma(1.0, 1.0, 700)])
-def test_rows_are_drawn_as_the_generator_would(weights):
-    share = weights / weights.sum()
-    drawn = _drawn(share, 300, np.random.default_rng(8))
-    np.testing.assert_array_equal(drawn, np.random.default_rng(8).choice(700, 300, p=share))
 
 
 def test_the_first_labels_are_those_of_the_best_of_three_runs_of_k_means(monkeypatch):

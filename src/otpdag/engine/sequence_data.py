@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -105,9 +105,13 @@ class SequenceData(DataKind):
 
     def named(self, name: str) -> Method:
         """Transport compares windows where these serve, and abducts noise where they do not."""
-        if name == "transport":
-            return transport("direct" if _serves(check_windows, self.structure) else "backward")
-        return likelihood() if name == "auto" else named_method(name)
+        if name != "transport":
+            return likelihood() if name == "auto" else named_method(name)
+        try:
+            check_windows(self.structure)
+        except ModelError:
+            return transport("backward")
+        return transport("direct")
 
     def check(self, method: Method) -> None:
         """Refuse what sequences are not fitted by."""
@@ -252,14 +256,6 @@ def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool
 
 
 # -- what methods serve -----------------------------------------------------------------------------------------------
-
-
-def _serves(check: Callable[[Structure], None], structure: Structure) -> bool:
-    try:
-        check(structure)
-    except ModelError:
-        return False
-    return True
 
 
 def _check_drawn(structure: Structure, method: Method, drawn: Drawn) -> None:

@@ -18,6 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -168,11 +169,7 @@ class Block:
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
         """First column and number of columns of each step."""
-        spans, at = [], 0
-        for size in self.sizes:
-            spans.append((at, size))
-            at += size
-        return spans
+        return list(zip(accumulate(self.sizes, initial=0), self.sizes, strict=False))
 
     @cached_property
     def owners(self) -> Tensor:
@@ -240,16 +237,6 @@ class Chain:
         """Steps that came after ``times`` (U,) others, in blocks."""
         longest = max((edge.by for edge in structure.graph.lags), default=0)
         return cls(states, values, mask, times.clamp(max=longest), blocks, longest, pairs_vary(structure, states))
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return sum(len(block.kinds) for block in self.blocks)
-
-    @property
-    def sequences(self) -> int:
-        """Number of sequences."""
-        return sum(block.sizes[0] for block in self.blocks)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -8,11 +8,11 @@ sequences, earlier values are further columns.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy import special
 from torch import Tensor
 
 from otpdag.clustering import k_means, nearest
@@ -23,17 +23,10 @@ from otpdag.structure import Structure, lag_name
 
 Array = NDArray[np.float64]
 Completed = dict[str, Tensor]
+Guesses = dict[str, Array]
 CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
 SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
-
-
-@dataclass(frozen=True)
-class _Guess:
-    """A guessed hidden column, and the node it belongs to."""
-
-    node: str
-    value: Array
 
 
 def complete_table(
@@ -56,23 +49,20 @@ def complete_table(
     filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
     weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
     share = weight / weight.sum()
-    guesses: list[_Guess] = []
+    guesses: Guesses = {}
     # nodes near the leaves first: they explain the columns, and are explained by what lies above
     for node in [n for n in reversed(structure.graph.order) if n in structure.graph.hidden]:
         space = structure.mechanisms[node].space
         if even_categories and space.is_discrete:
-            guesses.append(_Guess(node, np.full((len(share), space.width), 1 / space.width)))
-            continue
-        if standard_numbers and space.is_unbounded:
+            guesses[node] = np.full((len(share), space.width), 1 / space.width)
+        elif standard_numbers and space.is_unbounded:
             signs = np.where(np.arange(len(share)) % 2, 1.0, -1.0)
-            guesses.append(_Guess(node, np.repeat(signs[:, None], space.width, 1)))
-            continue
-        columns = _columns_around(structure, node, filled, guesses)
-        value = _guess(space, columns, share, generator, first=first and not guesses)
-        guesses.append(_Guess(node, value))
+            guesses[node] = np.repeat(signs[:, None], space.width, 1)
+        else:
+            columns = _columns_around(structure, node, filled, guesses)
+            guesses[node] = _guess(space, columns, share, generator, first=first and not guesses)
     like = next(iter(batch.values.values()))
-    completed = {node: torch.as_tensor(value).to(like) for node, value in filled.items()}
-    return completed | {guess.node: torch.as_tensor(guess.value).to(like) for guess in guesses}
+    return {node: torch.as_tensor(value).to(like) for node, value in (filled | guesses).items()}
 
 
 def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
@@ -91,20 +81,21 @@ def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.
     return value
 
 
-def _columns_around(structure: Structure, node: str, filled: Mapping[str, Array], guesses: list[_Guess]) -> Array:
+def _columns_around(structure: Structure, node: str, filled: Mapping[str, Array], guesses: Guesses) -> Array:
     """Standardised columns that tell of a hidden node: its blanket's observed nodes and guessed hidden children."""
     graph = structure.graph
     blanket = graph.markov_blanket(node)
     near = [n for n in blanket if n in filled]
-    children = {guess.node: guess.value for guess in guesses if guess.node in graph.children(node)}
+    children = {name: value for name, value in guesses.items() if name in graph.children(node)}
     if not near and not children:
         near = list(graph.observed_descendants(node))
     columns = [structure.mechanisms[n].space.comparable(filled[n]) for n in near]
     rows = len(next(iter(filled.values())))
-    explained = [g for g in guesses if g.node not in children and set(graph.children(g.node)) & set(near)]
+    others = {name: value for name, value in guesses.items() if name not in children}
+    explained = [value for name, value in others.items() if set(graph.children(name)) & set(near)]
     matrix = np.concatenate(columns, 1) if columns else np.zeros((rows, 0))
     if explained and matrix.shape[1]:
-        matrix = _residual(matrix, np.concatenate([g.value for g in explained], 1))
+        matrix = _residual(matrix, np.concatenate(explained, 1))
     extra = [structure.mechanisms[n].space.comparable(value) for n, value in children.items()]
     return np.concatenate([matrix, *extra], 1) if extra else matrix
 
@@ -143,24 +134,12 @@ def _clusters(columns: Array, share: Array, size: int, generator: np.random.Gene
         columns = columns * np.exp(generator.normal(0.0, 1.0, columns.shape[1]))
     if not first and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
-        return _softmax(2 * scores / np.maximum(scores.std(0), 1e-9))
-    sample = columns[_drawn(share, min(len(columns), CLUSTERED_ROWS), generator)]
+        return special.softmax(2 * scores / np.maximum(scores.std(0), 1e-9), axis=1)
+    sample = columns[generator.choice(len(share), min(len(columns), CLUSTERED_ROWS), p=share)]
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]
     labels = np.eye(size)[nearest(columns, centres)]
     return (1 - SOFTNESS) * labels + SOFTNESS / size
-
-
-def _drawn(share: Array, many: int, generator: np.random.Generator) -> NDArray[np.intp]:
-    """So many rows drawn by their share, the same as ``generator.choice`` draws, sooner where all shares are equal."""
-    if share.min() < share.max():
-        return generator.choice(len(share), many, p=share)
-    return np.minimum((generator.random(many) * len(share)).astype(np.intp), len(share) - 1)
-
-
-def _softmax(scores: Array) -> Array:
-    weights = np.exp(scores - scores.max(1, keepdims=True))
-    return weights / weights.sum(1, keepdims=True)
 
 
 def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:

@@ -250,8 +250,8 @@ class StateProblem(ReadStates, SummedRows):
     """Rows times states times replicas, or rows times features, that are held at a time."""
     kept_entries: ClassVar[int] = 2**22
     """Features that are kept rather than computed in every pass."""
-    filled_rows: ClassVar[int] = 2**12
-    """Rows for which features are computed at a time."""
+    block_rows: ClassVar[int] = 2**12
+    """Rows that are held at a time at most: what they need stays in the processor's cache."""
     rows_for_each_parameter: ClassVar[int] = 2
     """Of a part: fewer would not tell starts apart."""
 
@@ -302,20 +302,16 @@ class StateProblem(ReadStates, SummedRows):
 
     def _blocks(self, most: int) -> Iterator[tuple[slice, Tensor]]:
         """Features of all rows, a block at a time."""
-        size = sum(self.reader.sizes) + 1
-        most = min(most, self.filled_rows, max(1, self.block_entries // size))
-        for at in range(0, self.rows, self.filled_rows):
-            held = self._kept[at // self.filled_rows] if self._kept else None
-            for begin in range(at, min(at + self.filled_rows, self.rows), most):
-                rows = slice(begin, min(begin + most, at + self.filled_rows, self.rows))
-                yield rows, self._features(rows) if held is None else held[begin - at : begin - at + most]
+        most = min(most, self.block_rows, max(1, self.block_entries // (sum(self.reader.sizes) + 1)))
+        for at in range(0, self.rows, most):
+            rows = slice(at, at + most)
+            yield rows, self._features(rows) if self._kept is None else self._kept[rows]
 
     @cached_property
-    def _kept(self) -> tuple[Tensor, ...]:
-        """Features of all rows in blocks, none where there are too many; one tensor of all would want new memory."""
-        if self.rows * (sum(self.reader.sizes) + 1) > self.kept_entries:
-            return ()
-        return tuple(self._features(slice(at, at + self.filled_rows)) for at in range(0, self.rows, self.filled_rows))
+    def _kept(self) -> Tensor | None:
+        """Features of all rows, unless there are too many."""
+        is_small = self.rows * (sum(self.reader.sizes) + 1) <= self.kept_entries
+        return self._features(slice(None)) if is_small else None
 
     def _features(self, rows: slice) -> Tensor:
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
