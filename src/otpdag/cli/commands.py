@@ -12,31 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from otpdag.cli.console import (
-    RUN_FILES,
-    STANDARD_INPUT,
-    AsJson,
-    DataPath,
-    Force,
-    ModelFilePath,
-    ModelPath,
-    OutFile,
-    Quiet,
-    Seed,
-    SequenceColumn,
-    TimeColumn,
-    check_file,
-    file_hash,
-    json_text,
-    note_written,
-    out,
-    plain_table,
-    put_text,
-    say,
-    warn,
-    write_file,
-    write_out,
-)
+from otpdag.cli import console as c
 from otpdag.cli.fit_command import kept_words, print_words, words_of
 from otpdag.errors import ModelError, printable
 from otpdag.files import finish_transaction, make_folder
@@ -56,7 +32,7 @@ Criterion = Literal["bic", "aic", "cv"]
 
 
 def init(
-    data: DataPath,
+    data: c.DataPath,
     out_file: Annotated[
         Path | None,
         typer.Option(
@@ -66,8 +42,8 @@ def init(
             help="Model file; by default DATA with the ending .yaml; - for standard output.",
         ),
     ] = None,
-    quiet: Quiet = False,
-    force: Force = False,
+    quiet: c.Quiet = False,
+    force: c.Force = False,
 ) -> None:
     """Write a model file for a table: what each column is taken for and why, and edges to fill in.
 
@@ -77,35 +53,35 @@ def init(
     from otpdag.cli.model_file import first_model
     from otpdag.data import column_types
 
-    piped = data == STANDARD_INPUT
+    piped = data == c.STANDARD_INPUT
     beside = None if piped else data.with_suffix(".yaml")
-    target = {None: beside, STANDARD_INPUT: None}.get(out_file, out_file)
-    check_file(target, force=force)
+    target = {None: beside, c.STANDARD_INPUT: None}.get(out_file, out_file)
+    c.check_file(target, force=force)
     table = table_at(data)
-    put_text(first_model(table, "data.csv" if piped else data.name, target), target)
+    c.put_text(first_model(table, "data.csv" if piped else data.name, target), target)
     if target is not None and not quiet:
         doubtful = sum(bool(one.doubt) for one in column_types(table))
         more = f" (columns marked as doubtful: {doubtful})" if doubtful else ""
-        say(f"wrote {target}{more}; fill in its edges, then: otpdag fit {target} {data} --out run")
+        c.say(f"wrote {target}{more}; fill in its edges, then: otpdag fit {target} {data} --out run")
 
 
 def schema(
     out_file: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file; standard output if left out.")
     ] = None,
-    force: Force = False,
+    force: c.Force = False,
 ) -> None:
     """Print the JSON Schema of model files, for editors and validators."""
     from otpdag.cli.model_file import model_schema
 
-    check_file(out_file, force=force)
-    put_text(json_text(model_schema()), out_file)
+    c.check_file(out_file, force=force)
+    c.put_text(c.json_text(model_schema()), out_file)
 
 
 # --- a saved model ----------------------------------------------------------------------------------------------------
 
 
-def show(model_path: ModelPath, as_json: AsJson = False) -> None:
+def show(model_path: c.ModelPath, as_json: c.AsJson = False) -> None:
     """Print a model's graph, mechanisms and parameters."""
     words = kept_words(model_path)
     if words is None:
@@ -116,9 +92,9 @@ def show(model_path: ModelPath, as_json: AsJson = False) -> None:
 
 
 def sample(
-    model_path: ModelPath,
+    model_path: c.ModelPath,
     rows: Annotated[int, typer.Option(min=1, max=MOST_ROWS, help="Number of rows, or of sequences.")] = 1000,
-    seed: Seed = 0,
+    seed: c.Seed = 0,
     do: Annotated[
         list[str] | None, typer.Option(metavar="NODE=VALUE", help="Intervene: set a node. May be repeated.")
     ] = None,
@@ -126,13 +102,13 @@ def sample(
     length: Annotated[
         int | None, typer.Option(min=1, max=MOST_ROWS, help="Lagged edges: steps of each sequence.")
     ] = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    out_file: c.OutFile = None,
+    force: c.Force = False,
 ) -> None:
     """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
     from otpdag.cli.command_files import model_at, put_table, table_at
 
-    check_file(out_file, force=force)
+    c.check_file(out_file, force=force)
     model = model_at(model_path)
     if model.graph.is_dynamic and length is None:
         raise ModelError("the graph has lagged edges: say how long the sequences are with --length")
@@ -142,15 +118,15 @@ def sample(
 
 
 def posterior(
-    model_path: ModelPath,
-    data: DataPath,
+    model_path: c.ModelPath,
+    data: c.DataPath,
     draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws for each row.")] = 200,
-    seed: Seed = 0,
+    seed: c.Seed = 0,
     all_draws: Annotated[bool, typer.Option("--all-draws", help="Write every draw, not a summary by row.")] = False,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    out_file: c.OutFile = None,
+    force: c.Force = False,
 ) -> None:
     """Tell what each row says about the hidden nodes.
 
@@ -158,7 +134,7 @@ def posterior(
     """
     from otpdag.cli.command_files import model_and_rows, put_table
 
-    check_file(out_file, force=force)
+    c.check_file(out_file, force=force)
     model, rows = model_and_rows(model_path, data, sequence, time)
     if not model.graph.hidden:
         raise ModelError("the model has no hidden nodes; `otpdag impute` fills missing cells")
@@ -167,20 +143,20 @@ def posterior(
 
 
 def impute(
-    model_path: ModelPath,
-    data: DataPath,
+    model_path: c.ModelPath,
+    data: c.DataPath,
     draws: Annotated[int, typer.Option(min=1, max=MOST_DRAWS, help="Draws that a filled cell summarises.")] = 100,
-    seed: Seed = 0,
+    seed: c.Seed = 0,
     random: Annotated[bool, typer.Option("--random", help="Fill with one draw, for multiple imputation.")] = False,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    out_file: c.OutFile = None,
+    force: c.Force = False,
 ) -> None:
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
     from otpdag.cli.command_files import as_steps, model_at, put_table, table_at, with_cells
 
-    check_file(out_file, force=force)
+    c.check_file(out_file, force=force)
     model = model_at(model_path)
     to_parquet = out_file is not None and out_file.suffix == ".parquet"
     if out_file is not None and to_parquet and data.suffix == ".parquet" and not model.graph.is_dynamic:
@@ -188,32 +164,32 @@ def impute(
 
         with make_folder(out_file.parent):  # block by block: the table need not fit into memory
             count = impute_to(model, data, out_file, draws=draws, seed=seed, random=random)
-        note_written(out_file)
-        say(f"filled {count:,} cells")
-        say(f"wrote {out_file}")
+        c.note_written(out_file)
+        c.say(f"filled {count:,} cells")
+        c.say(f"wrote {out_file}")
         return
     table = table_at(data)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     merged = table.assign(**{column: filled[column].reindex(table.index) for column in filled.columns})
     fresh = (table.isna() & merged.notna()).to_numpy()
-    say(f"filled {int(fresh.sum()):,} cells")
+    c.say(f"filled {int(fresh.sum()):,} cells")
     if data.suffix != ".csv" or to_parquet:
         put_table(merged, out_file)
         return
     cells = {(int(row), int(column)): merged.iat[row, column] for row, column in zip(*fresh.nonzero(), strict=True)}
-    put_text(with_cells(data, table, cells), out_file)
+    c.put_text(with_cells(data, table, cells), out_file)
     if out_file is not None:
-        say(f"wrote {len(table):,} rows to {out_file}")
+        c.say(f"wrote {len(table):,} rows to {out_file}")
 
 
 def score(
-    model_path: ModelPath,
-    data: DataPath,
+    model_path: c.ModelPath,
+    data: c.DataPath,
     kind: Annotated[Literal["transport", "likelihood"], typer.Option(help="What to measure.")] = "transport",
-    seed: Seed = 0,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    as_json: AsJson = False,
+    seed: c.Seed = 0,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    as_json: c.AsJson = False,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     from otpdag.cli.command_files import model_and_rows
@@ -221,27 +197,27 @@ def score(
     model, rows = model_and_rows(model_path, data, sequence, time)
     value = model.distance(rows, seed=seed) if kind == "transport" else model.score(rows, kind=kind, seed=seed)
     if as_json:
-        write_out(json_text({"kind": kind, "score": value}))
+        c.write_out(c.json_text({"kind": kind, "score": value}))
         return
     distance = "energy distance between the rows and as many model samples; smaller is better"
-    say(distance if kind == "transport" else "mean log-likelihood of a row; larger is better")
+    c.say(distance if kind == "transport" else "mean log-likelihood of a row; larger is better")
     typer.echo(f"{value:.6g}")
 
 
-def check(model_path: ModelPath, data: DataPath, seed: Seed = 0, as_json: AsJson = False) -> None:
+def check(model_path: c.ModelPath, data: c.DataPath, seed: c.Seed = 0, as_json: c.AsJson = False) -> None:
     """Tell which node fits badly: distances between its recovered noise and fresh noise, the worst node first."""
     from otpdag.cli.command_files import model_and_rows
 
     model, rows = model_and_rows(model_path, data)
     residuals = model.check(rows, seed=seed)
     if as_json:
-        write_out(json_text([{"node": str(node), **row.to_dict()} for node, row in residuals.iterrows()]))
+        c.write_out(c.json_text([{"node": str(node), **row.to_dict()} for node, row in residuals.iterrows()]))
         return
-    table = plain_table("node", right=map(str, residuals.columns))
+    table = c.plain_table("node", right=map(str, residuals.columns))
     for node, row in residuals.iterrows():
         table.add_row(Text(printable(str(node), keep="")), *(f"{value:.4f}" for value in row))
-    out().print(table)
-    say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
+    c.out().print(table)
+    c.say("excess: standard deviations above what chance gives; above about 3 the node is misspecified")
 
 
 def report(
@@ -253,9 +229,9 @@ def report(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER."),
     ] = None,
-    seed: Seed = 0,
-    quiet: Quiet = False,
-    force: Force = False,
+    seed: c.Seed = 0,
+    quiet: c.Quiet = False,
+    force: c.Force = False,
 ) -> None:
     """Write one HTML page about a fit: graph, estimates, data against model, checks, gaps, search.
 
@@ -263,14 +239,14 @@ def report(
     """
     from otpdag.report import read_run, report_page
 
-    finish_transaction(run_folder, RUN_FILES)
+    finish_transaction(run_folder, c.RUN_FILES)
     run = read_run(run_folder)
     target = out_file or run_folder / "report.html"
-    check_file(target, force=force or out_file is None)
+    c.check_file(target, force=force or out_file is None)
     table = _fitted_table(run, data)
-    write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
+    c.write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
     if not quiet:
-        say(f"wrote {target}")
+        c.say(f"wrote {target}")
 
 
 def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
@@ -280,11 +256,11 @@ def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
     if path is None:
         recorded = run.summary.get("data")
         if not recorded or not Path(recorded).is_file():
-            say("without the table there are no pictures of data: name it after the folder")
+            c.say("without the table there are no pictures of data: name it after the folder")
             return None
         path = Path(recorded)
-        if file_hash(path) != run.summary.get("data_sha256"):
-            warn(f"{recorded} is not the file that was fitted: it has changed since")
+        if c.file_hash(path) != run.summary.get("data_sha256"):
+            c.warn(f"{recorded} is not the file that was fitted: it has changed since")
     return table_at(path)
 
 
@@ -334,14 +310,14 @@ def _by_row(model: Model, drawn: pd.DataFrame) -> pd.DataFrame:
 
 
 def summary(
-    model_file: ModelFilePath,
-    data: DataPath,
+    model_file: c.ModelFilePath,
+    data: c.DataPath,
     errors: Annotated[ErrorsOf, typer.Option(help="Where standard errors come from.")] = "information",
     level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
-    seed: Seed = 0,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    as_json: AsJson = False,
+    seed: c.Seed = 0,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    as_json: c.AsJson = False,
 ) -> None:
     """Fit a model file to a table and print estimates with standard errors, likelihood, AIC, BIC and warnings."""
     from otpdag.cli.command_files import as_steps, table_at
@@ -353,28 +329,28 @@ def summary(
     told = result.summary(errors=errors, level=level, seed=seed)
     if as_json:
         estimates = told.table.to_dict(orient="records")
-        write_out(json_text({"facts": dict(told.facts), "warnings": told.warnings, "estimates": estimates}))
+        c.write_out(c.json_text({"facts": dict(told.facts), "warnings": told.warnings, "estimates": estimates}))
     else:
-        out().print(str(told), markup=False)
+        c.out().print(str(told), markup=False)
 
 
 def predict(
-    model_path: ModelPath,
-    data: DataPath,
+    model_path: c.ModelPath,
+    data: c.DataPath,
     node: Annotated[str, typer.Argument(metavar="NODE", help="What to predict, hidden or observed.")],
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Of a category, the probability of each level.")
     ] = False,
     partial: Annotated[bool, typer.Option("--partial", help="Take columns that are absent for missing.")] = False,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    out_file: c.OutFile = None,
+    force: c.Force = False,
 ) -> None:
     """Predict a node for each row, from all else that the row shows; its own cells are not looked at."""
     from otpdag.cli.command_files import model_and_rows, put_table
 
-    check_file(out_file, force=force)
+    c.check_file(out_file, force=force)
     model, rows = model_and_rows(model_path, data, sequence, time)
     ask: Any = model.predict_proba if probabilities else model.predict
     told = ask(rows, node, partial=partial)
@@ -382,27 +358,27 @@ def predict(
 
 
 def forecast(
-    model_path: ModelPath,
-    data: DataPath,
+    model_path: c.ModelPath,
+    data: c.DataPath,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="How many steps to look ahead.")] = 10,
     level: Annotated[float, typer.Option(help="Share of futures that an interval holds.")] = 0.9,
-    seed: Seed = 0,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    out_file: OutFile = None,
-    force: Force = False,
+    seed: c.Seed = 0,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    out_file: c.OutFile = None,
+    force: c.Force = False,
 ) -> None:
     """Tell what comes after each sequence: means and intervals of numbers, likeliest categories."""
     from otpdag.cli.command_files import model_and_rows, put_table
 
-    check_file(out_file, force=force)
+    c.check_file(out_file, force=force)
     model, rows = model_and_rows(model_path, data, sequence, time)
     told = model.forecast(rows, steps, level=level, seed=seed)
     put_table(told.reset_index() if told.index.names != [None] else told, out_file)
 
 
 def effect(
-    model_path: ModelPath,
+    model_path: c.ModelPath,
     treatment: Annotated[str, typer.Argument(metavar="TREATMENT", help="The node that is set.")],
     outcome: Annotated[str, typer.Argument(metavar="OUTCOME", help="The node that is looked at.")],
     values: Annotated[
@@ -412,7 +388,7 @@ def effect(
         Path | None, typer.Option(metavar="DATA", help="The table of the fit, for standard errors and intervals.")
     ] = None,
     level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.9,
-    as_json: AsJson = False,
+    as_json: c.AsJson = False,
 ) -> None:
     """Tell what setting one node does to another, and whether the graph allows to know it."""
     from otpdag.cli.command_files import model_at, table_at
@@ -423,22 +399,22 @@ def effect(
     told = model.effect(treatment, outcome, values=wanted, data=table, level=level)
     if as_json:
         effects = told.table.reset_index().to_dict(orient="records")
-        write_out(json_text({"effects": effects, "identified": str(told.identification)}))
+        c.write_out(c.json_text({"effects": effects, "identified": str(told.identification)}))
         return
     _put(told.table, as_json)
-    say(str(told.identification))
+    c.say(str(told.identification))
 
 
 def compare(
-    data: DataPath,
+    data: c.DataPath,
     model_files: Annotated[
         list[Path], typer.Argument(metavar="MODEL.YAML...", help="Model files of the same columns.")
     ],
     folds: Annotated[int, typer.Option(min=0, max=1000, help="Parts of a cross-validation; none by default.")] = 0,
-    seed: Seed = 0,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    as_json: AsJson = False,
+    seed: c.Seed = 0,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    as_json: c.AsJson = False,
 ) -> None:
     """Fit several model files to one table and compare likelihood, AIC, BIC and held-out rows."""
     from otpdag.choice import compare as compare_models
@@ -451,15 +427,15 @@ def compare(
 
 
 def select(
-    model_file: ModelFilePath,
-    data: DataPath,
+    model_file: c.ModelFilePath,
+    data: c.DataPath,
     node: Annotated[str, typer.Argument(metavar="NODE", help="A hidden category.")],
     sizes: Annotated[str, typer.Option(metavar="LOW-HIGH", help="Numbers of categories to try.")] = "1-6",
     criterion: Annotated[Criterion, typer.Option(help="By what to choose.")] = "bic",
-    seed: Seed = 0,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
-    as_json: AsJson = False,
+    seed: c.Seed = 0,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
+    as_json: c.AsJson = False,
 ) -> None:
     """Choose how many categories a hidden node has: fit the model with each number of them."""
     from otpdag.choice import select as select_model
@@ -478,7 +454,7 @@ def select(
 
     chosen = select_model(builder, _sizes(sizes), as_steps(table, sequence, time), criterion=criterion, seed=seed)
     _put(chosen.table.rename_axis("size"), as_json)
-    say(f"{chosen.best} categories of {node} are best by {criterion}")
+    c.say(f"{chosen.best} categories of {node} are best by {criterion}")
 
 
 def _sizes(text: str, most: int = 50) -> range:
@@ -491,5 +467,6 @@ def _sizes(text: str, most: int = 50) -> range:
 
 
 def _put(table: pd.DataFrame, as_json: bool) -> None:
-    lines = table.reset_index()
-    write_out(json_text(lines.to_dict(orient="records")) if as_json else lines.to_csv(index=False, lineterminator="\n"))
+    told = table.reset_index()
+    lines = told.to_dict(orient="records")
+    c.write_out(c.json_text(lines) if as_json else told.to_csv(index=False, lineterminator="\n"))

@@ -26,29 +26,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from otpdag.cli.console import (
-    INTERRUPTED,
-    RUN_FILES,
-    STANDARD_INPUT,
-    DataPath,
-    FolderForce,
-    Interrupted,
-    ModelFilePath,
-    Quiet,
-    RunSeed,
-    SequenceColumn,
-    TimeColumn,
-    check_folder,
-    file_hash,
-    json_text,
-    log_lines,
-    note_written,
-    out,
-    plain_table,
-    say,
-    warn,
-    write_out,
-)
+from otpdag.cli import console as c
 from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError, printable
 from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, write_bytes
 
@@ -66,13 +44,13 @@ MOST_STARTS, MOST_STEPS = 10_000, 100_000_000  # beyond any use: such a number i
 
 
 def fit(
-    model_file: ModelFilePath,
-    data: DataPath,
+    model_file: c.ModelFilePath,
+    data: c.DataPath,
     out_folder: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.")],
     method: Annotated[
         Literal["auto", "likelihood", "transport", "paper", "entropic"], typer.Option(help="How to estimate.")
     ] = "auto",
-    seed: RunSeed = 0,
+    seed: c.RunSeed = 0,
     restarts: Annotated[
         int | None, typer.Option(min=1, max=MOST_STARTS, help="Number of starts; the best is continued.")
     ] = None,
@@ -86,8 +64,8 @@ def fit(
         int | None,
         typer.Option(min=10, max=MOST_STARTS, metavar="DRAWS", help="Bootstrap intervals from so many resampled fits."),
     ] = None,
-    sequence: SequenceColumn = None,
-    time: TimeColumn = None,
+    sequence: c.SequenceColumn = None,
+    time: c.TimeColumn = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     time_limit: Annotated[
         float | None,
@@ -96,8 +74,8 @@ def fit(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a fit that was stopped, from FOLDER.checkpoint.")
     ] = False,
-    quiet: Quiet = False,
-    force: FolderForce = False,
+    quiet: c.Quiet = False,
+    force: c.FolderForce = False,
 ) -> None:
     """Estimate the parameters of a model from a table.
 
@@ -107,7 +85,7 @@ def fit(
     """
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
         raise ModelError(f"--device must be cpu, cuda or cuda:N; got {device!r}")
-    check_folder(out_folder, force=force)
+    c.check_folder(out_folder, force=force)
     from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
 
@@ -119,7 +97,7 @@ def fit(
     options |= {"robust": robust or False, "progress": False if quiet else None, "time_limit": time_limit}
     options |= {"weights": _weights(table, weights, model), "source": _source(data, sequence=sequence, time=time)}
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with log_lines(quiet=quiet), kept_checkpoint(out_folder, resume=resume) as checkpoint:
+    with c.log_lines(quiet=quiet), kept_checkpoint(out_folder, resume=resume) as checkpoint:
         rows = as_steps(table, sequence, time)
         _fit_into(out_folder, model, rows, checkpoint, draws=intervals, quiet=quiet, doubts=doubts, **options)
 
@@ -143,17 +121,17 @@ def _fit_into(
         warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = engine.fit(model, rows, checkpoint=checkpoint, **options)
         if result.status.interrupted:
-            raise Interrupted
+            raise c.Interrupted
         bounds = None if draws is None else result.intervals(draws=draws, seed=options["seed"])
         written = write_run(result, folder, bounds, source=source)
-        note_written(folder)
+        c.note_written(folder)
         ended = result.status.converged or result.status.failed
         _close_checkpoint(checkpoint, could_go_on=options["time_limit"] is not None and not ended)
     for message in (*doubts, *caught):
-        warn(str(message.message))
+        c.warn(str(message.message))
     if not quiet:
         print_fit(result, bounds)
-        say(f"wrote {', '.join(written)} to {folder}")
+        c.say(f"wrote {', '.join(written)} to {folder}")
 
 
 def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | str | None:
@@ -175,7 +153,7 @@ def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[n
 def _source(data: Path, **order: str | None) -> dict[str, str]:
     """What a report needs to find the table again, and to tell how the fit was run."""
     words = ["otpdag", *sys.argv[1:]] if Path(sys.argv[0]).stem == "otpdag" else []
-    place = {} if data == STANDARD_INPUT else {"data": str(data), "data_sha256": file_hash(data)}
+    place = {} if data == c.STANDARD_INPUT else {"data": str(data), "data_sha256": c.file_hash(data)}
     named = {key: name for key, name in order.items() if name is not None}
     return place | named | ({"command": shlex.join(words)} if words else {})
 
@@ -202,7 +180,7 @@ def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:
         return
     with make_folder(path.parent), _terminations_raise():
         if resume and not path.exists():
-            say(f"there is no {path}: the fit begins anew")
+            c.say(f"there is no {path}: the fit begins anew")
         if not resume:
             path.unlink(missing_ok=True)
         try:
@@ -210,8 +188,8 @@ def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:
         except KeyboardInterrupt as stop:
             if not path.exists():
                 raise
-            code = stop.code if isinstance(stop, Interrupted) else INTERRUPTED
-            raise Interrupted(f"{path} keeps how far it came; the same command with --resume goes on", code) from None
+            code = stop.code if isinstance(stop, c.Interrupted) else c.INTERRUPTED
+            raise c.Interrupted(f"{path} keeps how far it came; the same command with --resume goes on", code) from None
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -224,7 +202,7 @@ def _close_checkpoint(path: Path | None, *, could_go_on: bool) -> None:
     if not could_go_on:
         path.unlink(missing_ok=True)
     elif path.exists():
-        say(f"{path} keeps how far the fit came; --resume --force goes on from there")
+        c.say(f"{path} keeps how far the fit came; --resume --force goes on from there")
 
 
 @contextlib.contextmanager
@@ -241,7 +219,7 @@ def _terminations_raise() -> Iterator[None]:
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted(code=128 + number)
+    raise c.Interrupted(code=128 + number)
 
 
 # --- a model in words -------------------------------------------------------------------------------------
@@ -275,7 +253,7 @@ def estimate_lines(model: Model, intervals: pd.DataFrame | None = None) -> list[
 def lines_table(lines: Sequence[Sequence[str]], most: int = 40) -> RenderableType:
     """Every estimate, grouped by node; of one parameter no more than a screen holds."""
     titles = ("estimate", "lower", "upper")[: max(len(line) for line in lines) - 5 if lines else 1]
-    table = plain_table("node", "parameter", "at", right=titles)
+    table = c.plain_table("node", "parameter", "at", right=titles)
     table.add_column("", no_wrap=True)
     last, cut = "", False
     for (node, parameter), group in groupby(lines, key=lambda line: (line[0], line[2])):
@@ -310,11 +288,11 @@ def kept_words(path: Path) -> dict[str, Any] | None:
     None where there are none, or they are another model's: the model itself says what is wrong, or all that there is.
     """
     if path.is_dir():
-        finish_transaction(path, RUN_FILES)
+        finish_transaction(path, c.RUN_FILES)
     archive = path / "model.otp" if path.is_dir() else path
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         kept = json.loads((archive.parent / "shown.json").read_bytes())
-        if kept["model_sha256"] == file_hash(archive):
+        if kept["model_sha256"] == c.file_hash(archive):
             return {key: kept[key] for key in ("text", "described", "lines")}
     return None
 
@@ -322,9 +300,9 @@ def kept_words(path: Path) -> dict[str, Any] | None:
 def print_words(words: Mapping[str, Any], *, as_json: bool) -> None:
     """Print what :func:`words_of` tells."""
     if as_json:
-        write_out(json_text(words["described"]))
+        c.write_out(c.json_text(words["described"]))
         return
-    console = out()
+    console = c.out()
     console.print(words["text"], markup=False)
     if words["lines"]:
         console.print()
@@ -333,7 +311,7 @@ def print_words(words: Mapping[str, Any], *, as_json: bool) -> None:
 
 def print_fit(result: FitResult, bounds: pd.DataFrame | None) -> None:
     """How a fit ended, in a line or two, its notes, and the estimates."""
-    console = out()
+    console = c.out()
     kept = next((r.number + 1 for r in result.restarts if r.kept), 1)
     steps = sum(len(stage.losses) for stage in result.stages) or len(result.history)
     details = (
@@ -361,21 +339,21 @@ def write_run(
         bounds: Intervals, where they were asked for.
         source: Where the data came from and by which command, for the summary.
     """
-    with folder_transaction(folder, RUN_FILES) as staged:
+    with folder_transaction(folder, c.RUN_FILES) as staged:
         errors = _standard_errors(result)
         for name, table in _tables(result, bounds, errors).items():
             text = table.to_csv(index=name == "intervals.csv", lineterminator="\n")
             write_bytes(staged / name, text.encode("utf-8"))
         summary = {**_summary(result, errors), **(source or {})}
         for name, content in (("params.json", result.model.params()), ("summary.json", summary)):
-            write_bytes(staged / name, json_text(content).encode("utf-8"))
+            write_bytes(staged / name, c.json_text(content).encode("utf-8"))
         for name, figure in _figures(result).items():
             write_bytes(staged / name, _png(figure))
         result.model.save(staged / "model.otp")
-        words = {"model_sha256": file_hash(staged / "model.otp")} | words_of(result.model)
-        write_bytes(staged / "shown.json", json_text(words).encode("utf-8"))
+        words = {"model_sha256": c.file_hash(staged / "model.otp")} | words_of(result.model)
+        write_bytes(staged / "shown.json", c.json_text(words).encode("utf-8"))
         written = {path.name for path in staged.iterdir()}
-    return [name for name in RUN_FILES if name in written]
+    return [name for name in c.RUN_FILES if name in written]
 
 
 def _tables(result: FitResult, bounds: pd.DataFrame | None, errors: Summary | None) -> dict[str, pd.DataFrame]:

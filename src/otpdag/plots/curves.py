@@ -17,20 +17,7 @@ from otpdag.choice import COLUMNS, Selection
 from otpdag.engine.monitor import Stage
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError
-from otpdag.plots.style import (
-    COLOURS,
-    INK,
-    PALE_INK,
-    SMALL_FONT,
-    axes_of,
-    colour,
-    figure_of,
-    legend_beside,
-    open_axes,
-    place_axes,
-    text_width,
-    tidy_steps,
-)
+from otpdag.plots import style
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -70,7 +57,7 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
     steps = terms.pop("step", None)
     if not terms:
         raise DataError("history must hold at least one term; got none")
-    ax = axes_of(ax, 6.4, 3.8)
+    ax = style.axes_of(ax, 6.4, 3.8)
     for number, (name, values) in enumerate(terms.items()):
         x = np.arange(1, len(values) + 1) if steps is None else steps[: len(values)]
         if len(x) != len(values):
@@ -78,17 +65,18 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
                 f"history[{name!r}] must have at most {len(x)} values, one for each step; got {len(values)}"
             )
         finite = ~np.isnan(values)
-        marker, style = "o" if finite.sum() == 1 else None, "-" if number < len(COLOURS) else "--"
-        ax.plot(x[finite], values[finite], style, label=name, color=colour(number), linewidth=1.4, marker=marker)
+        marker, dashes = "o" if finite.sum() == 1 else None, "-" if number < len(style.COLOURS) else "--"
+        look: dict[str, Any] = {"marker": marker, "color": style.colour(number), "linewidth": 1.4}
+        ax.plot(x[finite], values[finite], dashes, label=name, **look)
     seen = np.concatenate([values[~np.isnan(values)] for values in terms.values()])
     if len(seen) and seen.min() > 0 and seen.max() > 100 * seen.min():
         ax.set_yscale("log")
-    tidy_steps(ax)
+    style.tidy_steps(ax)
     ax.margins(x=0.01)
     ax.set_ylabel("value" if len(terms) > 1 else next(iter(terms)))
     if len(terms) > 1:
-        legend_beside(ax, handlelength=1.4)
-    return figure_of(ax)
+        style.legend_beside(ax, handlelength=1.4)
+    return style.figure_of(ax)
 
 
 def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None, ax: Axes | None = None) -> Figure:
@@ -119,7 +107,7 @@ def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None
     tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
     if not tables:
         raise DataError("stages must hold at least one step; got none")
-    ax = axes_of(ax, 6.4, 3.8)
+    ax = style.axes_of(ax, 6.4, 3.8)
     falling = all(_only_falls(losses) for _, losses in tables)
     kept = tables[-1][0].starts[0] if kept is None else kept
     begin = 0
@@ -134,13 +122,13 @@ def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None
     if falling:
         ax.set_yscale("log")
     ax.set_ylabel("loss above the lowest" if falling else "loss")
-    tidy_steps(ax)
+    style.tidy_steps(ax)
     name_stages(ax, [(stage.name, len(losses)) for stage, losses in tables])
     if len(tables[0][0].starts) > 1:
-        ax.plot([], [], color=COLOURS[0], linewidth=1.8, label="kept start")
-        ax.plot([], [], color=PALE_INK, linewidth=0.9, label="other starts")
-        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=SMALL_FONT)
-    return figure_of(ax)
+        ax.plot([], [], color=style.COLOURS[0], linewidth=1.8, label="kept start")
+        ax.plot([], [], color=style.PALE_INK, linewidth=0.9, label="other starts")
+        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=style.SMALL_FONT)
+    return style.figure_of(ax)
 
 
 def _only_falls(losses: Floats) -> bool:
@@ -159,7 +147,7 @@ def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
 def _draw_start(
     ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
 ) -> None:
-    paint, width, front = (COLOURS[0], 1.8, 3) if is_kept else (PALE_INK, 0.9, 2)
+    paint, width, front = (style.COLOURS[0], 1.8, 3) if is_kept else (style.PALE_INK, 0.9, 2)
     marker = "o" if np.isfinite(heights).sum() == 1 else None
     if smooth and len(heights) > 20:  # steps; the noise of fewer is as plain without a mean
         ax.plot(steps, heights, color=paint, linewidth=0.5, alpha=0.25, zorder=front)
@@ -196,9 +184,9 @@ def name_stages(
     """
     ends = np.cumsum([length for _, length in stages])
     ax.set_xlim(0.5, ends[-1] + 0.5)
-    width, _ = place_axes(ax)
+    width, _ = style.place_axes(ax)
     begins = np.array([0, *ends[:-1]]) * width / ends[-1]
-    lengths = np.array([text_width(name, SMALL_FONT) + gap for name, _ in stages])
+    lengths = np.array([style.text_width(name, style.SMALL_FONT) + gap for name, _ in stages])
     lefts, rows = np.clip(begins, 0, np.maximum(width - lengths, 0)), np.full(len(stages), -1)
     for number in reversed(range(len(stages))):
         rows[number] = 1 + max(rows[number:][lefts[number:] < lefts[number] + lengths[number]])
@@ -206,7 +194,7 @@ def name_stages(
         if begin:
             ax.axvline(begin / width * ends[-1] + 0.5, color="#c3cad4", linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
         if row < most_rows:
-            line = {"arrowstyle": "-", "color": PALE_INK, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
+            line = {"arrowstyle": "-", "color": style.PALE_INK, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
             line["relpos"] = ((begin - left) / length, 0.0)
             text = ax.annotate(
                 name,
@@ -216,8 +204,8 @@ def name_stages(
                 textcoords="offset points",
                 arrowprops=line if row else None,
                 annotation_clip=False,
-                fontsize=SMALL_FONT,
-                color=INK,
+                fontsize=style.SMALL_FONT,
+                color=style.INK,
             )
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
 
@@ -235,22 +223,23 @@ def plot_selection(selection: Selection, *, ax: Axes | None = None) -> Figure:
     Returns:
         The figure.
     """
-    ax = axes_of(ax, 6.4, 3.8)
+    ax = style.axes_of(ax, 6.4, 3.8)
     values = list(selection.table.index)
     places = np.arange(len(values))
     shown = [COLUMNS[selection.criterion]] if selection.criterion == "cv" else ["BIC", "AIC"]
     for number, name in enumerate(shown):
         spread = selection.table["cv_std_error"] if name == "cv_log_likelihood" else None
-        look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.4, "capsize": 3, "color": colour(number)}
-        ax.errorbar(places, selection.table[name], yerr=spread, label=name.replace("_", " "), **look)
+        look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.4, "capsize": 3}
+        look |= {"color": style.colour(number), "label": name.replace("_", " ")}
+        ax.errorbar(places, selection.table[name], yerr=spread, **look)
     at = values.index(selection.best)
     height = float(selection.table[COLUMNS[selection.criterion]].iloc[at])
-    ax.plot([at], [height], "o", markersize=11, markerfacecolor="none", markeredgecolor=INK, label="chosen")
-    tidy_steps(ax)
+    ax.plot([at], [height], "o", markersize=11, markerfacecolor="none", markeredgecolor=style.INK, label="chosen")
+    style.tidy_steps(ax)
     ax.set_xticks(places, [str(value) for value in values])
     ax.set_xlabel("value")
     ax.legend(frameon=False)
-    return figure_of(ax)
+    return style.figure_of(ax)
 
 
 def plot_forecast(
@@ -278,18 +267,18 @@ def plot_forecast(
     """
     if node not in forecast or f"{node}.lower" not in forecast:
         raise DataError(f"forecast must hold the number {node!r} with its interval; it has {list(forecast.columns)}")
-    ax = axes_of(ax, 6.4, 3.8)
+    ax = style.axes_of(ax, 6.4, 3.8)
     own = forecast.xs(sequence, level="sequence")
     past = np.zeros(0) if history is None else np.asarray(history, dtype=float).ravel()
     ahead = len(past) + np.asarray(own.index, dtype=float) - 1
     if len(past):
-        ax.plot(np.arange(len(past)), past, color=INK, linewidth=1.0, label="seen")
-    ax.fill_between(ahead, own[f"{node}.lower"], own[f"{node}.upper"], color=COLOURS[0], alpha=0.2, linewidth=0)
-    ax.plot(ahead, own[node], color=COLOURS[0], linewidth=1.4, label="forecast")
-    tidy_steps(ax)
+        ax.plot(np.arange(len(past)), past, color=style.INK, linewidth=1.0, label="seen")
+    ax.fill_between(ahead, own[f"{node}.lower"], own[f"{node}.upper"], color=style.COLOURS[0], alpha=0.2, linewidth=0)
+    ax.plot(ahead, own[node], color=style.COLOURS[0], linewidth=1.4, label="forecast")
+    style.tidy_steps(ax)
     ax.set_ylabel(node)
     ax.legend(frameon=False)
-    return figure_of(ax)
+    return style.figure_of(ax)
 
 
 def plot_segments(
@@ -333,24 +322,24 @@ def plot_segments(
         )
     if not len(series) or codes.dtype.kind not in "iu" or (codes < 0).any():
         raise DataError("states must be whole numbers of at least 0, one for each step")
-    ax = axes_of(ax, 8.0, 3.2)
+    ax = style.axes_of(ax, 8.0, 3.2)
     bands: dict[int, Artist] = {}
     gaps = np.diff(where) if len(where) > 1 else np.ones(1)
     edges = np.concatenate([where[:1] - gaps[0] / 2, (where[1:] + where[:-1]) / 2, where[-1:] + gaps[-1] / 2])
     for start, stop in pairwise([0, *np.flatnonzero(np.diff(codes)) + 1, len(codes)]):  # in one state each
-        paint = colour(int(codes[start]))
+        paint = style.colour(int(codes[start]))
         band = ax.axvspan(edges[start], edges[stop], color=paint, alpha=0.16, linewidth=0)
         bands.setdefault(int(codes[start]), band)
         if levels is not None:
             level = float(np.asarray(levels, dtype=np.float64).ravel()[codes[start]])
             ax.plot(edges[[start, stop]], [level, level], color=paint, linewidth=1.6)
-    ax.plot(where, series, color=INK, linewidth=0.8, marker="o", markersize=2.2)
+    ax.plot(where, series, color=style.INK, linewidth=0.8, marker="o", markersize=2.2)
     ax.set_xlim(edges[0], edges[-1])
     ax.set_xlabel(_name_of(times, "step" if times is None else "time"))
     ax.set_ylabel(_name_of(values, "value"))
     labels = [names[state] if names is not None else f"state {state}" for state in sorted(bands)]
-    legend_beside(open_axes(ax), [bands[state] for state in sorted(bands)], labels)
-    return figure_of(ax)
+    style.legend_beside(style.open_axes(ax), [bands[state] for state in sorted(bands)], labels)
+    return style.figure_of(ax)
 
 
 def _name_of(column: Any, otherwise: str) -> str:

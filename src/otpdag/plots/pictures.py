@@ -19,18 +19,7 @@ from otpdag.data.columns import cell_names
 from otpdag.engine import FitResult
 from otpdag.errors import DataError, ModelError, label_text
 from otpdag.model import Model
-from otpdag.plots.style import (
-    COLOURS,
-    INK,
-    PALE_INK,
-    SMALL_FONT,
-    Picture,
-    axes_of,
-    colour,
-    figure_of,
-    legend_beside,
-    open_axes,
-)
+from otpdag.plots import style
 from otpdag.spaces import Space
 from otpdag.tables import estimates, interval_ends
 
@@ -39,7 +28,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 MOST_LEVELS = 30  # bars that can be told apart
 MADE_ROWS = 5_000  # of the model, for a smooth picture: more change none
-DATA, MODEL = COLOURS[0], COLOURS[1]  # in every picture
+DATA, MODEL = style.COLOURS[0], style.COLOURS[1]  # in every picture
 
 
 def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None = None, seed: int = 0) -> Figure:
@@ -68,7 +57,7 @@ def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None 
     for ax, (node, name) in zip(axes, columns, strict=True):
         _distribution(ax, model.spaces[node], data[name].dropna(), made[name])
         ax.set_title(name, fontsize=10)
-    axes[0].legend(frameon=False, fontsize=SMALL_FONT)
+    axes[0].legend(frameon=False, fontsize=style.SMALL_FONT)
     return figure
 
 
@@ -93,18 +82,20 @@ def plot_pairs(
     if len(codes) != len(data):
         raise DataError(f"groups must have a label for each of {len(data)} rows; got {len(codes)}")
     side = max(3.2, 1.9 * len(names))
-    figure = Picture(figsize=(side, side), layout="constrained")
+    figure = style.Picture(figsize=(side, side), layout="constrained")
     grid = figure.subplots(len(names), len(names), squeeze=False)
     for row, below in enumerate(names):
         for column, left in enumerate(names):
             ax = grid[row, column]
             _pair(ax, data, left, below, codes, len(labels))
-            ax.tick_params(labelsize=SMALL_FONT - 1)
-            ax.set_xlabel(left if row == len(names) - 1 else "", fontsize=SMALL_FONT)
-            ax.set_ylabel(below if column == 0 else "", fontsize=SMALL_FONT)
+            ax.tick_params(labelsize=style.SMALL_FONT - 1)
+            ax.set_xlabel(left if row == len(names) - 1 else "", fontsize=style.SMALL_FONT)
+            ax.set_ylabel(below if column == 0 else "", fontsize=style.SMALL_FONT)
     if len(labels) > 1:
-        marks = [grid[0, 0].plot([], [], "o", color=colour(k), label=str(label))[0] for k, label in enumerate(labels)]
-        figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=SMALL_FONT)
+        for number, label in enumerate(labels):
+            grid[0, 0].plot([], [], "o", color=style.colour(number), label=str(label))
+        marks, _ = grid[0, 0].get_legend_handles_labels()
+        figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=style.SMALL_FONT)
     return figure
 
 
@@ -115,19 +106,20 @@ def plot_missing(data: pd.DataFrame, *, most_rows: int = 500, ax: Axes | None = 
     >>> [text.get_text() for text in figure.axes[0].get_xticklabels()]
     ['x\n50 %', 'y\n50 %']
     """
-    ax = axes_of(ax, max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6)
+    ax = style.axes_of(ax, max(4.0, min(0.95 * data.shape[1], 8.0) + 1.0), 3.6)
     holes = data.isna().head(most_rows).to_numpy()
-    ax.imshow(holes, aspect="auto", interpolation="nearest", cmap=ListedColormap(["#e8eef5", INK]), vmin=0, vmax=1)
+    colours = ListedColormap(["#e8eef5", style.INK])
+    ax.imshow(holes, aspect="auto", interpolation="nearest", cmap=colours, vmin=0, vmax=1)
     shares = data.isna().mean()
     turned = data.shape[1] > 10
     ax.set_xticks(
         range(data.shape[1]),
         [f"{name}\n{share:.0%}".replace("%", " %") for name, share in shares.items()],
-        fontsize=SMALL_FONT,
+        fontsize=style.SMALL_FONT,
         rotation=90 if turned else 0,
     )
     ax.set_ylabel("row")
-    return figure_of(ax)
+    return style.figure_of(ax)
 
 
 def plot_hidden(
@@ -149,10 +141,10 @@ def plot_hidden(
     node = model.graph.hidden[0] if node is None else node
     drawn = model.posterior(data.head(rows), draws=draws, seed=seed)
     column = node if node in drawn.columns else f"{node}.0"
-    ax = axes_of(None, 7.5, 3.2)
+    ax = style.axes_of(None, 7.5, 3.2)
     _by_group(ax, model, node, drawn[column], drawn.index.get_level_values(0), ranked=True)
     ax.set_xlabel("row, by its most probable category" if model.spaces[node].is_discrete else "row, by its mean")
-    return figure_of(ax)
+    return style.figure_of(ax)
 
 
 def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *, seed: int = 0) -> Figure:
@@ -180,7 +172,7 @@ def plot_classes(fitted: Fitted, data: pd.DataFrame, node: str | None = None, *,
         ax.set_xticks(range(len(shares)), [f"{label}\n{share:.0%}" for label, share in shares.items()])
         ax.set_title(name, fontsize=10)
         ax.set_ylabel("")
-    figure.supxlabel(f"class of {node}, and its share", fontsize=SMALL_FONT + 1)
+    figure.supxlabel(f"class of {node}, and its share", fontsize=style.SMALL_FONT + 1)
     return figure
 
 
@@ -213,18 +205,18 @@ def plot_estimates(
         ends = fitted.standard_errors().loc[table.index, ["lower", "upper"]].to_numpy()
     low, high = np.where(np.isnan(ends), table[["value"]], ends).T
     places = np.arange(len(table))
-    ax = axes_of(None, 7.0, 0.26 * len(table) + 1.1)
-    ax.axvline(0.0, color=PALE_INK, linewidth=0.8, linestyle=":")
-    ax.hlines(places, low, high, color=PALE_INK, linewidth=3)
-    ax.plot(table["value"], places, "o", color=INK, markersize=4.5)
+    ax = style.axes_of(None, 7.0, 0.26 * len(table) + 1.1)
+    ax.axvline(0.0, color=style.PALE_INK, linewidth=0.8, linestyle=":")
+    ax.hlines(places, low, high, color=style.PALE_INK, linewidth=3)
+    ax.plot(table["value"], places, "o", color=style.INK, markersize=4.5)
     rows = zip(table["node"], table["parameter"], table["at"], strict=True)
     names = [f"{node}: {name}" + (f" ({at})" if at else "") for node, name, at in rows]
-    ax.set_yticks(places, names, fontsize=SMALL_FONT)
+    ax.set_yticks(places, names, fontsize=style.SMALL_FONT)
     ax.invert_yaxis()
     ax.set_xlabel("estimate and interval" if bool(np.any(high > low)) else "estimate")
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
-    return figure_of(ax)
+    return style.figure_of(ax)
 
 
 def plot_effects(
@@ -245,13 +237,13 @@ def plot_effects(
         if name not in model.graph.nodes:
             raise ModelError(f"node {name!r} is not in the graph; it has {', '.join(model.graph.nodes)}")
     made = [model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values]
-    ax = axes_of(None, 5.5, 3.2)
+    ax = style.axes_of(None, 5.5, 3.2)
     _by_group(ax, model, outcome, pd.concat(made, ignore_index=True), np.repeat(range(len(made)), rows))
     for line in ax.lines:
         line.set_linestyle("-")
     ax.set_xticks(range(len(made)), [str(value) for value in values])
     ax.set(xlabel=f"{treatment}, set to", xlim=(-0.5, len(made) - 0.5))
-    return figure_of(ax)
+    return style.figure_of(ax)
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
@@ -270,7 +262,7 @@ def _model(fitted: Fitted, of_tables: str = "") -> Model:
 def _grid(count: int, most_across: int = 3) -> tuple[Figure, list[Axes]]:
     across = min(count, most_across)
     down = -(-count // across)
-    figure = Picture(figsize=(3.1 * across + 0.4, 2.4 * down), layout="constrained")
+    figure = style.Picture(figsize=(3.1 * across + 0.4, 2.4 * down), layout="constrained")
     axes = list(figure.subplots(down, across, squeeze=False).flat)
     for spare in axes[count:]:
         spare.remove()
@@ -288,18 +280,18 @@ def _by_group(
         shares = shares.loc[shares.idxmax(axis=1).sort_values(kind="stable").index] if ranked else shares
         tops = shares.cumsum(axis=1)
         for number, level in enumerate(shares.columns):
-            look: dict[str, Any] = {"width": 1.0 if ranked else 0.7, "color": colour(number), "label": str(level)}
+            look: dict[str, Any] = {"width": 1.0 if ranked else 0.7, "color": style.colour(number), "label": str(level)}
             ax.bar(range(len(shares)), shares[level], bottom=tops[level] - shares[level], **look)
-        legend_beside(ax, fontsize=SMALL_FONT, title=node)
+        style.legend_beside(ax, fontsize=style.SMALL_FONT, title=node)
         ax.set(ylabel="probability", ylim=(0, 1))
     else:
         told = pd.DataFrame({"mean": by_group.mean(), "low": by_group.quantile(0.5 - inside / 2)})
         told = told.assign(high=by_group.quantile(0.5 + inside / 2))
         told = told.sort_values("mean") if ranked else told
-        ax.vlines(range(len(told)), told["low"], told["high"], color=PALE_INK, linewidth=2 if ranked else 5)
+        ax.vlines(range(len(told)), told["low"], told["high"], color=style.PALE_INK, linewidth=2 if ranked else 5)
         ax.plot(range(len(told)), told["mean"], "o", color=MODEL, markersize=3.5 if ranked else 6)
         ax.set(ylabel=f"{values.name} (mean, central {inside:.0%})".replace("%", " %"), xlim=(-0.6, len(told) - 0.4))
-    open_axes(ax)
+    style.open_axes(ax)
 
 
 def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
@@ -308,12 +300,12 @@ def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[
         places = np.arange(len(at))
         ax.bar(places - 0.2, data, width=0.4, color=DATA, label="data")
         ax.bar(places + 0.2, model, width=0.4, color=MODEL, label="model")
-        ax.set_xticks(places, at, fontsize=SMALL_FONT)
+        ax.set_xticks(places, at, fontsize=style.SMALL_FONT)
     else:
         ax.bar(at[:-1], data, np.diff(at), align="edge", color=DATA, alpha=0.6, label="data")
         ax.plot((at[1:] + at[:-1]) / 2, model, color=MODEL, linewidth=1.6, label="model")
-    ax.set_ylabel("share", fontsize=SMALL_FONT)
-    open_axes(ax).tick_params(labelsize=SMALL_FONT)
+    ax.set_ylabel("share", fontsize=style.SMALL_FONT)
+    style.open_axes(ax).tick_params(labelsize=style.SMALL_FONT)
 
 
 def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[Any], groups: int) -> None:
@@ -322,9 +314,9 @@ def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[An
         if left == below:
             values = rows[left].dropna().to_numpy(dtype=float)
             if len(values):
-                ax.hist(values, 15, color=colour(group), alpha=0.5)
+                ax.hist(values, 15, color=style.colour(group), alpha=0.5)
         else:
-            ax.plot(rows[left], rows[below], "o", color=colour(group), markersize=2.2, alpha=0.6)
+            ax.plot(rows[left], rows[below], "o", color=style.colour(group), markersize=2.2, alpha=0.6)
 
 
 # --- what is drawn ----------------------------------------------------------------------------------------------------
