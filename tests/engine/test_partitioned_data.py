@@ -10,7 +10,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import Adam, Deterministic
-from otpdag.engine.data_kind import PartitionedData, TableData, size_of
+from otpdag.engine.data_kind import TableData, size_of
 from otpdag.errors import DataError, ModelError
 
 pytest.importorskip("pyarrow")
@@ -88,34 +88,34 @@ def test_a_dataset_a_pattern_and_weights_by_row_are_read_alike(table, folder, in
 
     dataset = pds.dataset(sorted(map(str, folder.glob("*.parquet"))))
     kinds = [
-        PartitionedData.of(mixed_model(), otp.Partitioned(data, block_rows=1100, held_rows=500), weights=weights)
+        TableData.in_parts(mixed_model(), otp.Partitioned(data, block_rows=1100, held_rows=500), weights=weights)
         for data, weights in [
             (dataset, "share"),
             (str(folder / "*.parquet"), table["share"].to_numpy()),
             (folder, "share"),
         ]
     ]
-    first = kinds[0].table
+    first = kinds[0].parts
     for kind in kinds:
         assert kind.rows == 3000
-        for node, value in kind.table.sample.values.items():
+        for node, value in kind.parts.sample.values.items():
             assert (value == first.sample.values[node]).all()
-        assert np.allclose(kind.table.sample.weight, first.sample.weight, atol=1e-12)
+        assert np.allclose(kind.parts.sample.weight, first.sample.weight, atol=1e-12)
     weights = table["share"] / table["share"].mean()
     parts = [batch.weight[0] for batch in first.parts.each(lambda frame, number: first.reading.batch(frame, number))]
     assert np.allclose(np.concatenate(parts), weights)
 
 
 def test_the_rows_held_are_those_of_the_table(table, folder):
-    kind = PartitionedData.of(mixed_model(), otp.Partitioned(folder, block_rows=640, held_rows=100, seed=3))
-    assert kind.held.rows == 100
-    seen = kind.table.sample.values["y"][0, :, 0][kind.table.sample.mask["y"][0, :, 0]].numpy()
+    kind = TableData.in_parts(mixed_model(), otp.Partitioned(folder, block_rows=640, held_rows=100, seed=3))
+    assert kind.read.rows == 100
+    seen = kind.parts.sample.values["y"][0, :, 0][kind.parts.sample.mask["y"][0, :, 0]].numpy()
     assert np.isin(seen, table["y"].dropna()).all()
     assert len(np.unique(seen)) == len(seen)
 
 
 def test_a_small_dataset_is_an_ordinary_table(folder):
-    kind = PartitionedData.of(mixed_model(), folder, weights="share")
+    kind = TableData.in_parts(mixed_model(), folder, weights="share")
     assert isinstance(kind, TableData)
     assert kind.rows == 3000
 
@@ -124,7 +124,7 @@ def test_categories_alone_are_held_as_their_distinct_rows(tmp_path):
     rng = np.random.default_rng(1)
     frame = pd.DataFrame({"a": rng.choice(["no", "yes"], 2000), "b": rng.integers(0, 3, 2000)})
     model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Categorical(2), "b": m.Categorical(3)})
-    kind = PartitionedData.of(model, otp.Partitioned(written(frame, tmp_path / "t"), block_rows=500, held_rows=100))
+    kind = TableData.in_parts(model, otp.Partitioned(written(frame, tmp_path / "t"), block_rows=500, held_rows=100))
     assert isinstance(kind, TableData)
     assert kind.batch.rows == 6
     assert float(kind.batch.weight.sum()) == kind.rows == 2000
@@ -258,7 +258,7 @@ def test_minibatches_are_of_the_whole_table(tmp_path, weighted):
     mean = np.average(x, weights=table["share"] if weighted else None)
     assert result.rows_used == 10_000
     assert result.method.name == "drawn"
-    held = PartitionedData.of(pair_model(), parts, weights=weights).held.batch
+    held = TableData.in_parts(pair_model(), parts, weights=weights).batch
     of_held = float((held.weight * held.values["x"][..., 0]).sum() / held.weight.sum())
     assert abs(of_held - mean) > 0.06  # so that the rows at hand alone would be noticed
     assert abs(model.params()["x"]["loc"].item() - mean) < 0.03
@@ -285,9 +285,9 @@ def test_a_run_by_minibatches_goes_on_where_it_was_stopped(folder, tmp_path):
 
 def test_rows_are_picked_by_their_numbers(folder, table):
     weights = np.arange(3000) + 1.0
-    kind = PartitionedData.of(mixed_model(), small(folder), weights=weights)
+    kind = TableData.in_parts(mixed_model(), small(folder), weights=weights)
     numbers = np.random.default_rng(0).permutation(3000)[:50]
-    picked = kind.table.picked(torch.from_numpy(numbers))
+    picked = kind.parts.picked(torch.from_numpy(numbers))
     wanted = table["visits"].to_numpy(dtype=float)[numbers]
     assert np.array_equal(picked.mask["visits"][0, :, 0].numpy(), ~np.isnan(wanted))
     assert np.array_equal(picked.values["visits"][0, :, 0].numpy()[~np.isnan(wanted)], wanted[~np.isnan(wanted)])
@@ -295,7 +295,7 @@ def test_rows_are_picked_by_their_numbers(folder, table):
 
 
 def test_robust_fits_need_rows_at_hand(folder):
-    with pytest.raises(ModelError, match="robust is not for such data"):
+    with pytest.raises(ModelError, match="robust='outliers' is not for tables in parts"):
         otp.fit(mixed_model(), small(folder), robust=True)
 
 
@@ -347,5 +347,5 @@ def test_robust_fits_of_files_say_what_to_do_instead(tmp_path):
     pd.DataFrame({"x": np.random.default_rng(0).normal(size=2000)}).to_parquet(tmp_path / "table.parquet")
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     parts = otp.Partitioned(tmp_path / "table.parquet", held_rows=500)
-    with pytest.raises(otp.ModelError, match=r"robust is not for such data .*: leave it out, or fit a random part"):
+    with pytest.raises(otp.ModelError, match="is not for tables in parts: fit a random part of the rows in memory"):
         otp.fit(model, parts, robust=True)

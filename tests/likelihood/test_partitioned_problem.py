@@ -10,7 +10,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.engine import data_kind
-from otpdag.engine.data_kind import PartitionedData, TableData, table_problem
+from otpdag.engine.data_kind import TableData, table_problem
 from otpdag.errors import ModelError
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.problem import LossTerms, Refinement
@@ -23,7 +23,7 @@ METHOD = otp.entropic()
 def laid_out(tmp_path, graph, nodes, frame):
     frame.to_parquet(tmp_path / "table.parquet", row_group_size=70)
     data = otp.Partitioned(tmp_path / "table.parquet", block_rows=90, held_rows=100)
-    kind = PartitionedData.of(otp.Model(graph, nodes), data)
+    kind = TableData.in_parts(otp.Model(graph, nodes), data)
     layout = kind.lay_out(METHOD, 0)
     whole = TableData.of(otp.Model(graph, nodes), frame)
     parts = kind.problem(layout, METHOD, 0)

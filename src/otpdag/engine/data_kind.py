@@ -94,9 +94,6 @@ class DataKind(ABC):
     honours: ClassVar[frozenset[str]] = frozenset()
     """Which of ``weights``, ``robust`` and ``device`` a fit of such data can honour."""
 
-    advice: ClassVar[Mapping[str, str]] = {}
-    """What to do instead, where one of these is not honoured."""
-
     units: ClassVar[str] = "rows"
     """What is weighed, or left out."""
 
@@ -217,7 +214,7 @@ sets (decision 0045)."""
 
 @dataclass(frozen=True)
 class TableData(DataKind):
-    """A table as a batch of rows."""
+    """A table as a batch of rows; of one in parts, files beyond memory or partitions on other machines, some rows."""
 
     honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust", "device"})
 
@@ -229,6 +226,10 @@ class TableData(DataKind):
     """Which row of the table each of these is, where every row is kept; None if they stand as in the table.
 
     So they do where a model reads nothing but sums over all rows, until someone asks for single ones."""
+    parts: PartTable | None = None
+    """The whole table, if the rows that were read are some of it."""
+    memory: int = 0
+    """Bytes that the problems of all parts may take."""
 
     @classmethod
     def of(
@@ -257,9 +258,43 @@ class TableData(DataKind):
         batch = unique_rows(ordered) if discrete and not every_row else ordered
         return cls(model, schema, batch.to(device), order.astype(np.int32))
 
+    @classmethod
+    def in_parts(
+        cls,
+        model: Model,
+        data: Any,
+        *,
+        weights: ArrayLike | str | None = None,
+        device: str = "cpu",
+        every_row: bool = False,
+    ) -> TableData:
+        """Look through a table in parts; one that has few rows, or few different ones, is an ordinary table."""
+        if model.graph.is_dynamic:
+            raise DataError("sequences are fitted in memory: read the table first, for instance with pd.read_parquet")
+        partitioned = data if isinstance(data, Partitioned) else Partitioned(data)
+        table = open_table(partitioned, model.spaces, model.graph, weights=weights)
+        if not isinstance(table, PartTable):
+            frame, own = table
+            return cls.of(model, frame, weights=own, device=device, every_row=every_row)
+        check_rows(model.structure, table.sample.rows)
+        model.structure.check_given(table.sample.mask)
+        for node in model.structure.given:
+            if node in table.seen and (table.seen[node] < table.rows).any():
+                raise DataError(f"node {node!r} is Given: its cells must not be missing; some are")
+        schema = table.reading.schema
+        if all(model.structure.mechanisms[node].space.is_discrete for node in model.graph.observed) and not every_row:
+            distinct = table.distinct()
+            if distinct is not None:
+                return cls(model, schema, distinct.to(device), np.broadcast_to(np.int64(0), (table.rows,)))
+        if device != "cpu":
+            raise ModelError(f"a table in parts is fitted on the processor: leave device out; got {device!r}")
+        return cls(model, schema, table.sample, np.arange(table.sample.rows), table, partitioned.memory)
+
     @property
     def rows(self) -> int:
         """Rows of the table."""
+        if self.parts is not None:
+            return self.parts.rows
         return self.read.rows if self.read_from is None else len(self.read_from)
 
     @cached_property
@@ -294,11 +329,19 @@ class TableData(DataKind):
             raise ModelError("network is for sequences with hidden numbers; this is a table")
         if isinstance(method.evaluation, Drawn):
             method.evaluation.check_nodes(self.structure)
+        in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None
+        if self.parts is not None and not (in_minibatches or method.objective.is_sum_over_rows):
+            raise ModelError(
+                f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
+                "of a table: use method='likelihood', or fit a random part of the rows in memory"
+            )
 
     def check_robust(self, method: Method) -> None:
         """Rows are left out by their likelihood."""
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
             raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
+        if self.parts is not None:
+            raise ModelError("robust='outliers' is not for tables in parts: fit a random part of the rows in memory")
 
     def work(self, method: Method) -> int:
         """Rows times points of a number, or a minibatch."""
@@ -309,7 +352,11 @@ class TableData(DataKind):
         return self.read.rows * (grid if numbers else 1)
 
     def course(self, method: Method) -> SearchSchedule:
-        """Of many rows, all but the last run on a part of them."""
+        """Of many rows, all but the last run on a part of them; of parts, on the rows at hand."""
+        tolerance = getattr(method.optimiser, "tolerance", 1e-9)
+        if self.parts is not None:
+            held = self.read.rows
+            return SearchSchedule(finalist_rows=held, part_rows=held, part_tolerance=tolerance)
         if not isinstance(method.evaluation, ClosedForm):
             return SearchSchedule()
         course = (
@@ -317,7 +364,6 @@ class TableData(DataKind):
         )
         if self.read.rows < FROM_ROWS:
             return replace(course, finalist_gap=FINALIST_GAP if method.objective.is_sum_over_rows else None)
-        tolerance = getattr(method.optimiser, "tolerance", 1e-9)
         return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
 
     def lay_out(self, method: Method, seed: int) -> Layout:
@@ -327,6 +373,8 @@ class TableData(DataKind):
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
+        if self.parts is not None:
+            return _problem_of_parts(self, self.parts, layout, method, seed)
         if self.read_from is None and isinstance(method.evaluation, ClosedForm) and method.objective.direct is None:
             about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
             if route_of(about, self.read) is rows_as_moments:
@@ -348,7 +396,10 @@ class TableData(DataKind):
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Parameters, units and maps, and how far counts reach."""
-        ranges = count_ranges(self.structure, self.read.values)
+        reach = self.read.values
+        if self.parts is not None:
+            reach = {node: self.read.weight.new_tensor(value) for node, value in self.parts.largest.items()}
+        ranges = count_ranges(self.structure, reach)
         self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps, ranges)
 
     def notes(self, ended: SearchResult) -> list[str]:
@@ -448,119 +499,18 @@ def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: boo
     return layout.pack({key: value.to(batch.weight) for key, value in theta.items()})
 
 
-# -- tables in parts: files beyond memory, or partitions on other machines ---------------------------------------------
-
-
-@dataclass(frozen=True)
-class PartitionedData(DataKind):
-    """A table in parts, and some of its rows as a table at hand."""
-
-    honours: ClassVar[frozenset[str]] = frozenset({"weights"})
-    advice: ClassVar[Mapping[str, str]] = {"robust": "leave it out, or fit a random part of the rows in memory"}
-
-    model: Model
-    table: PartTable
-    held: TableData
-    memory: int
-
-    @classmethod
-    def of(
-        cls,
-        model: Model,
-        data: Any,
-        *,
-        weights: ArrayLike | str | None = None,
-        device: str = "cpu",
-        every_row: bool = False,
-    ) -> DataKind:
-        """Look through the table; one that has few rows, or few different ones, is an ordinary table."""
-        if model.graph.is_dynamic:
-            raise DataError("sequences are fitted in memory: read the table first, for instance with pd.read_parquet")
-        partitioned = data if isinstance(data, Partitioned) else Partitioned(data)
-        table = open_table(partitioned, model.spaces, model.graph, weights=weights)
-        if not isinstance(table, PartTable):
-            frame, own = table
-            return TableData.of(model, frame, weights=own, device=device, every_row=every_row)
-        check_rows(model.structure, table.sample.rows)
-        model.structure.check_given(table.sample.mask)
-        for node in model.structure.given:
-            if node in table.seen and (table.seen[node] < table.rows).any():
-                raise DataError(f"node {node!r} is Given: its cells must not be missing; some are")
-        schema = table.reading.schema
-        if all(model.structure.mechanisms[node].space.is_discrete for node in model.graph.observed) and not every_row:
-            distinct = table.distinct()
-            if distinct is not None:
-                return TableData(model, schema, distinct.to(device), np.broadcast_to(np.int64(0), (table.rows,)))
-        held = TableData(model, schema, table.sample, np.arange(table.sample.rows))
-        return cls(model, table, held, partitioned.memory)
-
-    @property
-    def rows(self) -> int:
-        """Rows of all parts."""
-        return self.table.rows
-
-    def named(self, name: str) -> Method:
-        """As for tables."""
-        return self.held.named(name)
-
-    def check(self, method: Method) -> None:
-        """Refuse what compares all rows with the model."""
-        self.held.check(method)
-        in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None
-        if not (in_minibatches or method.objective.is_sum_over_rows):
-            raise ModelError(
-                f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
-                "of a table: use method='likelihood', or fit a random part of the rows in memory"
-            )
-
-    def course(self, method: Method) -> SearchSchedule:
-        """Everything but the last run on the rows at hand: each step there is a pass over all parts."""
-        held = self.held.rows
-        return SearchSchedule(
-            finalist_rows=held, part_rows=held, part_tolerance=getattr(method.optimiser, "tolerance", 1e-9)
-        )
-
-    def work(self, method: Method) -> int:
-        """As of the rows at hand."""
-        return self.held.work(method)
-
-    def lay_out(self, method: Method, seed: int) -> Layout:
-        """The units of the rows at hand."""
-        return self.held.lay_out(method, seed)
-
-    def problem(self, layout: Layout, method: Method, seed: int) -> PartitionedProblem | StreamedRows:
-        """Minibatches; or parts in closed form, whose problems are kept if they fit into memory, or lie elsewhere."""
-        sample = self.held.problem(layout, method, seed)
-        if isinstance(method.evaluation, Drawn):
-            held = self.held.batch
-            number = pools_for(method.optimiser.steps, method.evaluation.batch_size, held.rows)
-            return StreamedRows(sample, Pools(held, self.table.picked, self.rows, number, seed))
-        assert isinstance(method.evaluation, ClosedForm), "checked before"
-        about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
-        made = self.table.parts.mapped(
-            part_problem,
-            self.table.reading,
-            about,
-            seed,
-            keep=self.table.elsewhere or size_of(sample) / sample.rows * self.rows <= self.memory,
-        )
-        return PartitionedProblem(units_of(sample), made, self.rows)
-
-    def starts(
-        self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
-    ) -> Tensor:
-        """From the rows at hand."""
-        return self.held.starts(layout, problem, seed, numbers, units)
-
-    def adopt(self, layout: Layout, ended: SearchResult) -> None:
-        """Parameters and units, and how far counts reach in all parts."""
-        largest = {node: self.table.sample.weight.new_tensor(value) for node, value in self.table.largest.items()}
-        parameters, ranges = unpack(ended.point, layout.shapes), count_ranges(self.structure, largest)
-        self.model.adopt(layout.structure, parameters, self.held.schema, layout.maps, ranges)
-
-    def notes(self, ended: SearchResult) -> list[str]:
-        """What the rows at hand tell."""
-        return self.held.notes(ended)
+def _problem_of_parts(table: TableData, parts: PartTable, layout: Layout, method: Method, seed: int) -> Problem:
+    """Minibatches; or parts in closed form, whose problems are kept if they fit into memory, or lie elsewhere."""
+    sample = replace(table, parts=None).problem(layout, method, seed)
+    if isinstance(method.evaluation, Drawn):
+        held = table.batch
+        number = pools_for(method.optimiser.steps, method.evaluation.batch_size, held.rows)
+        return StreamedRows(sample, Pools(held, parts.picked, parts.rows, number, seed))
+    assert isinstance(method.evaluation, ClosedForm), "checked before"
+    about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
+    keep = parts.elsewhere or size_of(sample) / sample.rows * parts.rows <= table.memory
+    made = parts.parts.mapped(part_problem, parts.reading, about, seed, keep=keep)
+    return PartitionedProblem(units_of(sample), made, parts.rows)
 
 
 def size_of(problem: object) -> int:

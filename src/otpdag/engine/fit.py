@@ -23,7 +23,7 @@ from otpdag.data.columns import known_table
 from otpdag.data.parts import is_partitioned
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal, fingerprint
-from otpdag.engine.data_kind import DataKind, Layout, PartitionedData, TableData
+from otpdag.engine.data_kind import DataKind, Layout, TableData
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.image_data import ImageData
 from otpdag.engine.method import Method, current_name, misfit
@@ -280,7 +280,7 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
     if isinstance(data, Documents) or sparse.issparse(data):
         return DocumentData.of(model, data if isinstance(data, Documents) else Documents(data))
     if not isinstance(data, pd.DataFrame) and is_partitioned(data):
-        return PartitionedData.of(model, data, weights=weights, device=device, every_row=every_row)
+        return TableData.in_parts(model, data, weights=weights, device=device, every_row=every_row)
     data = known_table(data)
     if isinstance(weights, str):
         split = _sequences_and_weights if model.graph.is_dynamic else _rows_and_weights
@@ -340,8 +340,7 @@ def check_honoured(kind: DataKind, *, weights: bool, robust: bool, device: str) 
     asked = {"weights": weights, "robust": robust, "device": device != "cpu"}
     for name, is_asked in asked.items():
         if is_asked and name not in kind.honours:
-            advice = kind.advice.get(name, "leave it out")
-            raise ModelError(f"{name} is not for such data ({type(kind).__name__}): {advice}")
+            raise ModelError(f"{name} is not for such data ({type(kind).__name__}): leave it out")
 
 
 def resolve(
