@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -50,15 +50,16 @@ def ancestral_sequences(
     generator: torch.Generator,
     *,
     do: Mapping[str, Tensor] | None = None,
+    past: Sequence[Mapping[str, Tensor]] = (),
 ) -> dict[str, Tensor]:
     """Draw sequences step by step: (1, sequences, length, width); nodes in ``do`` are set instead.
 
-    An observed node that depends on earlier steps has no distribution of its own for the first ones: they are what a
+    With a ``past``, all nodes (1, sequences, width) in the last steps, the latest last, sequences go on from there. An
+    observed node that depends on earlier steps has no distribution of its own for the first ones: they are what a
     hundred steps from nowhere lead to.
     """
     graph, do = structure.graph, do or {}
-    warm = WARM_UP if any(structure.longest_lag(n) for n in graph.observed if n not in do) else 0
-    past: list[dict[str, Tensor]] = []
+    warm = WARM_UP if not past and any(structure.longest_lag(n) for n in graph.observed if n not in do) else 0
     kept: list[dict[str, Tensor]] = []
     longest = max((edge.by for edge in graph.lags), default=0)
     for step in range(-warm, length):

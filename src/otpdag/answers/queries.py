@@ -29,17 +29,20 @@ from torch import Tensor
 from otpdag.answers.identification import Identification
 from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import delta_errors
-from otpdag.data import Batch
+from otpdag.data import Batch, Schema, decode
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
 from otpdag.likelihood.elimination.evidence import moved
 from otpdag.likelihood.elimination.layout import lay_out_within, told
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
+from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family, abducted, can_abduct
 from otpdag.numerics import bounded_threads
 from otpdag.problem import differences
+from otpdag.simulation import ancestral_sequences
 from otpdag.structure import Naturals, Structure, columns_of, unpack
 
 EXACT = replace(BUDGET, approximate=False)
@@ -344,3 +347,59 @@ class Effect:
     def _repr_html_(self) -> str:
         head = html.escape(f"effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}")
         return f"<p>{head}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
+
+
+# -- forecasts ---------------------------------------------------------------------------------------------------------
+
+
+def future_draws(
+    structure: Structure,
+    naturals: Naturals,
+    batch: SequenceBatch,
+    steps: int,
+    *,
+    draws: int,
+    seed: int,
+    given: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Draw what follows each sequence: node -> (sequences, steps, draws, width).
+
+    States at the end are drawn from what the sequence shows, then the model goes on; before the first step there is
+    nothing, so that the first one stands for it. ``given`` has the values of Given nodes, (1, sequences * steps,
+    width).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    filled = fill_in(structure, naturals, batch, draws, generator)
+    many, last = len(batch.lengths), batch.starts + batch.lengths - 1
+    past = [
+        {
+            node: value[torch.maximum(last - back, batch.starts)].reshape(1, many * draws, -1)
+            for node, value in filled.items()
+        }
+        for back in reversed(range(max(edge.by for edge in structure.graph.lags)))
+    ]
+    known = {
+        node: value.reshape(1, many, 1, steps, -1).expand(-1, -1, draws, -1, -1).flatten(1, 2)
+        for node, value in given.items()
+    }
+    drawn = ancestral_sequences(structure, naturals, many * draws, steps, generator, do=known, past=past)
+    return {node: value[0].unflatten(0, (many, draws)).transpose(1, 2) for node, value in drawn.items()}
+
+
+def forecast_table(drawn: Mapping[str, Tensor], schema: Schema, nodes: Sequence[str], level: float) -> pd.DataFrame:
+    """Means and quantiles of numbers, likeliest categories and their probabilities, by sequence and step."""
+    many, steps = next(iter(drawn.values())).shape[:2]
+    index = pd.MultiIndex.from_product([range(many), range(1, steps + 1)], names=["sequence", "step"])
+    table = pd.DataFrame(index=index)
+    for node in nodes:
+        values, column = drawn[node].flatten(0, 1), schema[node]
+        if column.space.is_discrete:
+            shares = values.mean(1)
+            table[node] = decode({node: shares}, schema)[node].to_numpy()
+            table[f"{node}.probability"] = shares.amax(-1).numpy()
+            continue
+        lower, upper = np.quantile(values.numpy(), [(1 - level) / 2, (1 + level) / 2], axis=1)
+        for cell, name in enumerate(column.names):
+            table[name] = values[..., cell].mean(1).numpy()
+            table[f"{name}.lower"], table[f"{name}.upper"] = lower[:, cell], upper[:, cell]
+    return table

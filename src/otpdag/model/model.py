@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.answers import checks, forecasts, queries
+from otpdag.answers import checks, queries
 from otpdag.answers.identification import Identification, identify
 from otpdag.answers.standard_errors import covariance_on_rows, free_parameters
 from otpdag.backward import AmortizedMap
@@ -396,11 +396,11 @@ class Model(ModelBase):
         parameters = parameters or [self.fitted.naturals]
         each = -(-draws // len(parameters))
         parts = [
-            forecasts.future_draws(self.structure, naturals, batch, steps, draws=each, seed=seed + number, given=known)
+            queries.future_draws(self.structure, naturals, batch, steps, draws=each, seed=seed + number, given=known)
             for number, naturals in enumerate(parameters)
         ]
         drawn = {node: torch.cat([part[node] for part in parts], 2) for node in parts[0]}
-        return forecasts.forecast_table(drawn, self._known_schema(), self.graph.observed, level)
+        return queries.forecast_table(drawn, self._known_schema(), self.graph.observed, level)
 
     # -- use ----------------------------------------------------------------------------------------------------
 
