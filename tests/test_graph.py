@@ -56,12 +56,6 @@ def test_parents_are_in_edge_order() -> None:
     graph = Graph([("b", "c"), ("a", "c")], nodes=["a", "b", "c"])
     assert graph.parents("c") == ("b", "a")
     assert graph.children("a") == ("c",)
-    assert graph.families == {"a": (), "b": (), "c": ("b", "a")}
-
-
-def test_families_cannot_change_the_graph(grid: Graph) -> None:
-    grid.families["load"] = ()
-    assert grid.parents("load") == ("season",)
 
 
 def test_order_is_stable() -> None:
@@ -93,22 +87,6 @@ def test_markov_blanket() -> None:
     assert graph.markov_blanket("c") == ("a", "b", "d")
     assert graph.markov_blanket("b") == ("a", "c")
     assert Graph([lag("z", "z"), ("z", "x")]).markov_blanket("z") == ("x",)
-
-
-@pytest.mark.parametrize(
-    ("edges", "hidden", "groups"),
-    [
-        ([("u", "x"), ("v", "x"), ("w", "y")], "uvw", (("u", "v"), ("w",))),
-        ([("u", "v"), ("w", "x")], "uvw", (("u", "v"), ("w",))),
-        ([("u", "x"), ("x", "y"), ("v", "y")], "uv", (("u", "v"),)),
-        ([("u", "x"), ("x", "w")], "uw", (("u",), ("w",))),
-        ([lag("u", "v"), ("u", "x"), ("v", "y")], "uv", (("u", "v"),)),
-        ([("u", "x"), ("v", "x"), ("v", "y"), ("w", "y")], "uvw", (("u", "v", "w"),)),
-        ([("a", "b")], "", ()),
-    ],
-)
-def test_components_of_hidden(edges: list, hidden: str, groups: tuple) -> None:
-    assert Graph(edges, hidden=list(hidden)).components_of_hidden() == groups
 
 
 @pytest.mark.parametrize(
@@ -168,18 +146,6 @@ def test_relations_agree_with_networkx(graph: Graph) -> None:
         seen = set(graph.observed_descendants(node))
         assert seen == set(graph.descendants(node)) & set(graph.observed)
         assert all(node in graph.markov_blanket(other) for other in graph.markov_blanket(node))
-
-
-@settings(deadline=None)
-@given(graphs())
-def test_components_partition_hidden(graph: Graph) -> None:
-    groups = graph.components_of_hidden()
-    assert sorted(node for group in groups for node in group) == sorted(graph.hidden)
-    home = {node: group for group in groups for node in group}
-    for a in graph.hidden:
-        for b in graph.hidden:
-            if set(graph.observed_descendants(a)) & set(graph.observed_descendants(b)):
-                assert home[a] == home[b]
 
 
 @settings(deadline=None)

@@ -38,9 +38,6 @@ class AbstractCost(ABC):
         >>> class Chebyshev(AbstractCost):
         ...     def between(self, x, y):
         ...         return (x - y).abs().amax(-1)
-        ...
-        ...     def pairwise(self, x, y):
-        ...         return all_pairs(self.between, x, y)
         >>> Chebyshev()(torch.zeros(1, 2, 3), torch.ones(1, 4, 3)).shape
         torch.Size([1, 2, 4])
     """
@@ -62,9 +59,9 @@ class AbstractCost(ABC):
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Compare ``x`` (..., d) with ``y`` (..., d) value by value, and return the costs (...)."""
 
-    @abstractmethod
     def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
         """Compare every row of ``x`` (R, N, d) with every row of ``y`` (R, M, d), shapes already checked."""
+        return all_pairs(self.between, x, y)
 
 
 @dataclass(frozen=True)
@@ -138,13 +135,19 @@ class SmoothL1(AbstractCost):
         gap = (x - y).abs()
         return torch.where(gap < self.beta, gap.square() / (2.0 * self.beta), gap - 0.5 * self.beta).sum(-1)
 
-    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compare all pairs."""
-        return all_pairs(self.between, x, y)
+
+@dataclass(frozen=True)
+class _OfShares(AbstractCost):
+    floor: float = 1e-12
+
+    def __post_init__(self) -> None:
+        """Check the option."""
+        if not 0 < self.floor < 1:
+            raise ModelError(f"`floor` must lie between 0 and 1; got {self.floor}")
 
 
 @dataclass(frozen=True)
-class KL(AbstractCost):
+class KL(_OfShares):
     r"""Kullback-Leibler divergence between probability vectors; not symmetric.
 
     .. math:: c(x, y) = \sum_k x_k \log (x_k / y_k)
@@ -157,12 +160,6 @@ class KL(AbstractCost):
         tensor(0.6931)
     """
 
-    floor: float = 1e-12
-
-    def __post_init__(self) -> None:
-        """Check the option."""
-        _check_floor(self.floor)
-
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Compare value by value."""
         return (x * (x.clamp(min=self.floor).log() - y.clamp(min=self.floor).log())).sum(-1)
@@ -174,7 +171,7 @@ class KL(AbstractCost):
 
 
 @dataclass(frozen=True)
-class CrossEntropy(AbstractCost):
+class CrossEntropy(_OfShares):
     r"""Cross-entropy of predicted probabilities ``y`` under target probabilities (or a one-hot vector) ``x``.
 
     .. math:: c(x, y) = -\sum_k x_k \log y_k
@@ -186,12 +183,6 @@ class CrossEntropy(AbstractCost):
         >>> CrossEntropy().between(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5]))
         tensor(0.6931)
     """
-
-    floor: float = 1e-12
-
-    def __post_init__(self) -> None:
-        """Check the option."""
-        _check_floor(self.floor)
 
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Compare value by value."""
@@ -221,10 +212,6 @@ class FunctionCost(AbstractCost):
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Compare value by value."""
         return self.function(x, y)
-
-    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compare all pairs."""
-        return all_pairs(self.function, x, y)
 
 
 def as_cost(cost: AbstractCost | PointFunction) -> AbstractCost:
@@ -264,11 +251,6 @@ def _check_points(x: Tensor, y: Tensor) -> None:
         raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
     if x.shape[0] != y.shape[0] and 1 not in (x.shape[0], y.shape[0]):
         raise DataError(f"`x` and `y` must have equal replicas, or one; got {x.shape[0]} and {y.shape[0]}")
-
-
-def _check_floor(floor: float) -> None:
-    if not 0 < floor < 1:
-        raise ModelError(f"`floor` must lie between 0 and 1; got {floor}")
 
 
 DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {

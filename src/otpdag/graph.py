@@ -38,7 +38,10 @@ class Lag:
 
     def __post_init__(self) -> None:
         call = f"lag({self.parent!r}, {self.child!r})"
-        _check_child(self.parent, self.child, call)
+        child: object = self.child
+        if isinstance(child, int):  # lag("x", 1), as other libraries write it
+            own = f"lag({self.parent!r}, {self.parent!r}, by={child!r:.60})"
+            raise GraphError(f"{call}: a lag is an edge from a node to a node; write {own} or the child's name second")
         _check_name(self.parent, call)
         _check_name(self.child, call)
         if isinstance(self.by, bool) or not isinstance(self.by, int) or self.by < 1:
@@ -205,15 +208,6 @@ class Graph:
         hidden = set(self.hidden)
         return tuple(node for node in self.nodes if node not in hidden)
 
-    @property
-    def families(self) -> dict[str, tuple[str, ...]]:
-        """Each node with its parents.
-
-        >>> Graph([("a", "c"), ("b", "c")]).families
-        {'a': (), 'c': ('a', 'b'), 'b': ()}
-        """
-        return dict(self._parents)
-
     @cached_property
     def roots(self) -> tuple[str, ...]:
         """The nodes without a parent in their own time step."""
@@ -274,29 +268,6 @@ class Graph:
         children = self._all_children[self._known(node)]
         spouses = {parent for child in children for parent in self._all_parents[child]}
         return self._ordered({*self._all_parents[node], *children, *spouses} - {node})
-
-    def components_of_hidden(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of hidden nodes to be drawn together.
-
-        Two hidden nodes belong together when an edge joins them or when they share an observed descendant; so
-        do all that are linked by a chain of such pairs.
-
-        >>> Graph([("u", "x"), ("v", "x"), ("w", "y")], hidden=["u", "v", "w"]).components_of_hidden()
-        (('u', 'v'), ('w',))
-        """
-        linked: dict[str, set[str]] = {node: set() for node in self.nodes}
-        for node in self.hidden:
-            hidden_children = [child for child in self._all_children[node] if child in self.hidden]
-            for other in (*hidden_children, *self.observed_descendants(node)):
-                linked[node].add(other)
-                linked[other].add(node)
-        groups: dict[str, tuple[str, ...]] = {}
-        for node in self.hidden:
-            if node not in groups:
-                reached = reachable([node], linked)
-                group = tuple(name for name in self.hidden if name in reached)
-                groups.update(dict.fromkeys(group, group))
-        return tuple(dict.fromkeys(groups.values()))
 
     @classmethod
     def from_networkx(cls, graph: nx.DiGraph, hidden: Iterable[str] | None = None) -> Graph:
@@ -386,12 +357,6 @@ class Graph:
 
     def _ordered(self, names: set[str]) -> tuple[str, ...]:
         return tuple(node for node in self.nodes if node in names)
-
-
-def _check_child(parent: object, child: object, call: str) -> None:
-    if isinstance(child, int):  # lag("x", 1), as other libraries write it
-        own = f"lag({parent!r}, {parent!r}, by={child!r:.60})"
-        raise GraphError(f"{call}: a lag is an edge from a node to a node; write {own} or the child's name second")
 
 
 def _check_name(name: object, where: str) -> None:

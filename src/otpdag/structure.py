@@ -48,7 +48,6 @@ class Structure:
             lagged = tuple(
                 (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)
             )
-            _check_given(node, mechanisms[node], parents + lagged, node in graph.hidden)
             unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))))
             bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden, unseen))
             if lagged and node in graph.hidden:
@@ -268,12 +267,6 @@ def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
     for node, mechanism in mechanisms.items():
         if not isinstance(mechanism, Mechanism):
             raise ModelError(f"node {node!r}: expected a mechanism such as m.Normal(); got {mechanism!r}")
-
-
-def _check_given(node: str, mechanism: Mechanism, parents: tuple[tuple[str, object], ...], hidden: bool) -> None:
-    if mechanism.is_given and (parents or hidden):
-        reason = "is hidden" if hidden else f"has parents {_names(name for name, _ in parents)}"
-        raise ModelError(f"node {node!r} is Given, so it must be an observed node without parents; it {reason}")
 
 
 def _check_tie(key: str, node: str, parameter: Parameter, seen: dict[str, tuple[str, Parameter]]) -> None:

@@ -11,9 +11,9 @@ from otpdag.mechanisms import quantiles as q
 
 GENERATOR = np.random.default_rng(0)
 LAWS = {
-    "gamma": (q.gamma_quantile, q.gamma_cdf, stats.gamma, 1),
-    "beta": (q.beta_quantile, q.beta_cdf, stats.beta, 2),
-    "student": (q.student_quantile, q.student_cdf, stats.t, 1),
+    "gamma": (q.GAMMA.quantile, q.GAMMA.cdf, stats.gamma, 1),
+    "beta": (q.BETA.quantile, q.BETA.cdf, stats.beta, 2),
+    "student": (q.STUDENT.quantile, q.STUDENT.cdf, stats.t, 1),
 }
 LEVELS = np.array([0.02, 0.3, 0.49, 0.51, 0.8, 0.98])
 
@@ -33,7 +33,7 @@ def test_values_are_scipys(name):
 
 def test_uniform_numbers_at_the_ends_have_finite_quantiles():
     ends, shape = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.tensor([2.0, 3.0], dtype=torch.float64)
-    for found in (q.gamma_quantile(ends, shape), q.beta_quantile(ends, shape, shape)):
+    for found in (q.GAMMA.quantile(ends, shape), q.BETA.quantile(ends, shape, shape)):
         assert torch.isfinite(found).all()
 
 
@@ -41,14 +41,14 @@ def test_uniform_numbers_at_the_ends_have_finite_quantiles():
 def test_student_quantiles_far_out_follow_the_power_law_of_the_tail(df):
     """For large |x| the distribution function is c |x|^-df, so that levels of any size have their logarithm."""
     levels = torch.tensor([0.0, 1e-305, 1e-150, 1e-99], dtype=torch.float64)
-    found = q.student_quantile(levels, torch.tensor(df).double()).numpy()
+    found = q.STUDENT.quantile(levels, torch.tensor(df).double()).numpy()
     assert (found[:-1] < found[1:]).all()
     assert found[-1] < 0
     log_c = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(math.pi) + (df / 2 - 1) * math.log(df)
     smallest = [torch.finfo(torch.float64).tiny, *levels[1:].tolist()]
     np.testing.assert_allclose(np.log(-found), (log_c - np.log(smallest)) / df, rtol=1e-5)
     np.testing.assert_allclose(stats.t(df).cdf(found), smallest, rtol=1e-9)
-    ends = q.student_quantile(torch.tensor([0.0, 1.0]), torch.tensor(df))
+    ends = q.STUDENT.quantile(torch.tensor([0.0, 1.0]), torch.tensor(df))
     assert torch.isfinite(ends).all()
     assert ends[0] < 0 < ends[1]
 
@@ -71,7 +71,7 @@ def test_gradients_are_those_of_finite_differences(name):
 def test_slopes_hold_to_many_digits():
     """The step of a central difference leaves seven digits, beside two of larger steps extrapolated."""
     shape = torch.tensor([2.5]).double().requires_grad_()
-    (slope,) = torch.autograd.grad(q.gamma_cdf(torch.tensor([1.7]).double(), shape).sum(), shape)
+    (slope,) = torch.autograd.grad(q.GAMMA.cdf(torch.tensor([1.7]).double(), shape).sum(), shape)
 
     def central(step):
         return (stats.gamma.cdf(1.7, 2.5 + step) - stats.gamma.cdf(1.7, 2.5 - step)) / (2 * step)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, listed
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.spaces import Real, Space
 
@@ -87,7 +87,8 @@ class Given(Mechanism):
     def on_setup(self) -> None:
         """Refuse parents and a hidden place."""
         if self.family.parents or self.family.hidden:
-            reason = "is hidden" if self.family.hidden else "has parents"
+            names = listed([name for name, _ in self.family.parents])
+            reason = "is hidden" if self.family.hidden else f"has parents {names}"
             raise ModelError(
                 f"node {self.family.node!r} is Given, so it must be an observed node without parents; it {reason}"
             )

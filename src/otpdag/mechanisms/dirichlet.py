@@ -14,7 +14,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
 from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, SettingLike
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.mechanisms.quantiles import gamma_cdf, gamma_log_quantile, gamma_quantile, inside_unit
+from otpdag.mechanisms.quantiles import GAMMA, gamma_log_quantile, inside_unit
 from otpdag.spaces import Simplex, Space
 
 LOG_2PI = math.log(2 * math.pi)
@@ -140,8 +140,8 @@ class Dirichlet(Predicted):
         """
         concentration = self.concentration_at(params, parents, value)
         if not self.laplace:
-            total = gamma_quantile(uniform[..., :1], concentration.sum(-1, keepdim=True))
-            return gamma_cdf(value * total, concentration)
+            total = GAMMA.quantile(uniform[..., :1], concentration.sum(-1, keepdim=True))
+            return GAMMA.cdf(value * total, concentration)
         mu, variance = laplace_moments(concentration)
         gap = mu - torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
         precision = (1 / variance).sum(-1, keepdim=True)

@@ -18,14 +18,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import Fixed, Setting, SettingLike, Start, as_setting
 from otpdag.mechanisms.predictor import Cellwise, Equations, least_squares
-from otpdag.mechanisms.quantiles import (
-    beta_cdf,
-    beta_quantile,
-    gamma_cdf,
-    gamma_quantile,
-    inside_unit,
-    poisson_quantile,
-)
+from otpdag.mechanisms.quantiles import BETA, GAMMA, inside_unit, poisson_quantile
 from otpdag.spaces import Count, Positive, Space, Unit
 
 # -- regressions -------------------------------------------------------------------------------------------------------
@@ -327,7 +320,7 @@ class NegativeBinomial(LogLinearCount):
 
     def cdf(self, count: Tensor, log_rate: Tensor, size: Tensor) -> Tensor:
         """``P(X <= k) = I_p(size, k + 1)``, the regularised incomplete beta function."""
-        return beta_cdf(size / (size + torch.exp(log_rate)), size, count + 1)
+        return BETA.cdf(size / (size + torch.exp(log_rate)), size, count + 1)
 
 
 def between(cdf: Callable[[Tensor], Tensor], value: Tensor, uniform: Tensor) -> Tensor:
@@ -398,7 +391,7 @@ class Gamma(GeneralisedLinear):
 
     def quantile(self, noise: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
         """The quantile at ``u``."""
-        value = torch.exp(log_mean) / shape * gamma_quantile(noise, shape)
+        value = torch.exp(log_mean) / shape * GAMMA.quantile(noise, shape)
         return value.clamp(min=torch.finfo(value.dtype).tiny)
 
     def log_density(self, value: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
@@ -409,7 +402,7 @@ class Gamma(GeneralisedLinear):
 
     def noise_of(self, value: Tensor, uniform: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
         """The distribution function."""
-        return gamma_cdf(value * shape * torch.exp(-log_mean), shape)
+        return GAMMA.cdf(value * shape * torch.exp(-log_mean), shape)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -455,7 +448,7 @@ class Beta(GeneralisedLinear):
 
     def quantile(self, noise: Tensor, line: Tensor, concentration: Tensor) -> Tensor:
         """The quantile at ``u``."""
-        return inside_unit(beta_quantile(noise, *_shapes(line, concentration)))
+        return inside_unit(BETA.quantile(noise, *_shapes(line, concentration)))
 
     def log_density(self, value: Tensor, line: Tensor, concentration: Tensor) -> Tensor:
         """Beta log-density."""
@@ -465,7 +458,7 @@ class Beta(GeneralisedLinear):
 
     def noise_of(self, value: Tensor, uniform: Tensor, line: Tensor, concentration: Tensor) -> Tensor:
         """The distribution function."""
-        return beta_cdf(inside_unit(value), *_shapes(line, concentration))
+        return BETA.cdf(inside_unit(value), *_shapes(line, concentration))
 
 
 def _shapes(line: Tensor, concentration: Tensor) -> tuple[Tensor, Tensor]:

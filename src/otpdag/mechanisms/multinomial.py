@@ -17,7 +17,7 @@ from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
 from otpdag.mechanisms.generalised_linear import between, softmax
 from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, SettingLike
 from otpdag.mechanisms.predictor import Predicted, Predictor
-from otpdag.mechanisms.quantiles import beta_cdf, inside_unit
+from otpdag.mechanisms.quantiles import BETA, inside_unit
 from otpdag.numerics import apply_linear
 from otpdag.spaces import Count, Simplex, Space
 
@@ -239,7 +239,7 @@ class Multinomial(Predicted):
 
         def cdf(count: Tensor) -> Tensor:
             # P(X <= k) = I_{1-p}(n - k, k + 1)
-            below = beta_cdf(share, (n - count).clamp(min=1), count + 1)
+            below = BETA.cdf(share, (n - count).clamp(min=1), count + 1)
             return torch.where(count < n, below, 1.0)
 
         return uniform.masked_scatter(reached, between(cdf, k, picked))

@@ -30,7 +30,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, SettingLike, Support, Tied
 from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
-from otpdag.mechanisms.quantiles import student_cdf, student_quantile
+from otpdag.mechanisms.quantiles import STUDENT
 from otpdag.spaces import Positive, Real, Space
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -222,18 +222,11 @@ class Normal(Cellwise, LocationScale):
         return torch.cat(torch.broadcast_tensors(one, precision * inside, -0.5 * precision), -1)
 
     def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """Means, then the spread around them: :meth:`regressed` on no parents, in fewer operations."""
-        declared, (count, first, second) = self.declared(), sums.split(self.dim, -1)
+        """Means, then the spread around them: :meth:`regressed` on no parents."""
+        count, first, second = sums.split(self.dim, -1)
+        moments = torch.stack([second, first, first, count], -1).unflatten(-1, (2, 2))
         shift, unit = self.centre_and_unit(sums)
-        fitted = dict(params)
-        if declared["loc"].learned:
-            loc = shift + unit * first / count.clamp(min=torch.finfo(count.dtype).tiny)
-            fitted["loc"] = torch.where(count > 0, loc, params["loc"])
-        if declared["scale"].learned:
-            inside = (fitted["loc"] - shift) / unit
-            squares = (second - 2 * inside * first + inside.square() * count) * unit.square()
-            fitted["scale"] = self._spread(squares, count, params["scale"])
-        return fitted
+        return self.regressed(params, moments, shift.unsqueeze(-1), unit)
 
     def regressed(
         self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = 1e-8
@@ -447,7 +440,7 @@ class StudentT(Cellwise, LocationScale):
 
     def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
         """The location and scaled quantiles of Student's t."""
-        return loc + scale * student_quantile(noise, df)
+        return loc + scale * STUDENT.quantile(noise, df)
 
     def log_density(self, value: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
         """Student-t log-density."""
@@ -455,7 +448,7 @@ class StudentT(Cellwise, LocationScale):
 
     def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
         """The distribution function at the standardised value."""
-        return student_cdf((value - loc) / scale, df)
+        return STUDENT.cdf((value - loc) / scale, df)
 
 
 def _standard_log_prob(squared: Tensor, df: Tensor) -> Tensor:

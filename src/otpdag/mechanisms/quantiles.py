@@ -27,12 +27,24 @@ Array = Any  # what SciPy's special functions return: an array of doubles, in ma
 
 @dataclass(frozen=True)
 class _Law:
-    """A continuous distribution in NumPy: every function takes the point first, then the shape parameters."""
+    """A continuous distribution: functions in NumPy take the point first, then the shape parameters.
 
-    cdf: Callable[..., Array]
-    survival: Callable[..., Array]
-    quantile: Callable[..., Array]
+    >>> STUDENT.quantile(torch.tensor([0.975]).double(), torch.tensor([5.0]).double())
+    tensor([2.5706], dtype=torch.float64)
+    """
+
+    below: Callable[..., Array]
+    above: Callable[..., Array]
+    point: Callable[..., Array]
     log_density: Callable[..., Array]
+
+    def quantile(self, u: Tensor, *shapes: Tensor) -> Tensor:
+        """The point at a level."""
+        return _Transform.apply(self, True, *torch.broadcast_tensors(inside_unit(u), *shapes))
+
+    def cdf(self, x: Tensor, *shapes: Tensor) -> Tensor:
+        """The distribution function at a point."""
+        return _Transform.apply(self, False, *torch.broadcast_tensors(x, *shapes))
 
     def slope(self, index: int, x: Array, shapes: tuple[Array, ...], level: Array, step: float = 6e-6) -> Array:
         """Derivative in one shape parameter of the distribution function, which is ``level`` at ``x``.
@@ -41,7 +53,7 @@ class _Law:
         """
         slopes = np.empty_like(x)
         lower = level < 0.5
-        for part, function, sign in ((lower, self.cdf, 1), (~lower, self.survival, -1)):
+        for part, function, sign in ((lower, self.below, 1), (~lower, self.above, -1)):
             low = [shape[part] for shape in shapes]
             high = list(low)
             low[index], high[index] = low[index] * (1 - step), low[index] * (1 + step)
@@ -65,22 +77,22 @@ def _student_quantile(level: Array, df: Array, far_out: float = 1e-100) -> Array
     return np.where(far, -np.sqrt(df * (1 - share) / share), special.stdtrit(df, level))
 
 
-_GAMMA = _Law(
-    cdf=lambda x, a: special.gammainc(a, x),
-    survival=lambda x, a: special.gammaincc(a, x),
-    quantile=lambda u, a: special.gammaincinv(a, u),
+GAMMA = _Law(
+    below=lambda x, a: special.gammainc(a, x),
+    above=lambda x, a: special.gammaincc(a, x),
+    point=lambda u, a: special.gammaincinv(a, u),
     log_density=lambda x, a: special.xlogy(a - 1, x) - x - special.gammaln(a),
 )
-_BETA = _Law(
-    cdf=lambda x, a, b: special.betainc(a, b, x),
-    survival=lambda x, a, b: special.betainc(b, a, 1 - x),  # far faster than betaincc
-    quantile=lambda u, a, b: special.betaincinv(a, b, u),
+BETA = _Law(
+    below=lambda x, a, b: special.betainc(a, b, x),
+    above=lambda x, a, b: special.betainc(b, a, 1 - x),  # far faster than betaincc
+    point=lambda u, a, b: special.betaincinv(a, b, u),
     log_density=lambda x, a, b: special.xlogy(a - 1, x) + special.xlog1py(b - 1, -x) - special.betaln(a, b),
 )
-_STUDENT = _Law(
-    cdf=lambda x, df: special.stdtr(df, x),
-    survival=lambda x, df: special.stdtr(df, -x),
-    quantile=_student_quantile,
+STUDENT = _Law(
+    below=lambda x, df: special.stdtr(df, x),
+    above=lambda x, df: special.stdtr(df, -x),
+    point=_student_quantile,
     log_density=_student_log_density,
 )
 
@@ -95,7 +107,7 @@ class _Transform(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, law: _Law, inverse: bool, given: Tensor, *shapes: Tensor) -> Tensor:
         ctx.law, ctx.inverse = law, inverse
-        ctx.found = (law.quantile if inverse else law.cdf)(*map(_array, (given, *shapes)))
+        ctx.found = (law.point if inverse else law.below)(*map(_array, (given, *shapes)))
         ctx.save_for_backward(given, *shapes)
         return torch.as_tensor(ctx.found).to(given)
 
@@ -131,26 +143,8 @@ def inside_unit(u: Tensor) -> Tensor:
     return u.clamp(info.tiny, 1 - info.eps / 2)
 
 
-def _quantile(law: _Law, u: Tensor, *shapes: Tensor) -> Tensor:
-    return _Transform.apply(law, True, *torch.broadcast_tensors(inside_unit(u), *shapes))
-
-
-def _cdf(law: _Law, x: Tensor, *shapes: Tensor) -> Tensor:
-    return _Transform.apply(law, False, *torch.broadcast_tensors(x, *shapes))
-
-
-def gamma_quantile(u: Tensor, shape: Tensor) -> Tensor:
-    """Quantile of the gamma distribution with scale one."""
-    return _quantile(_GAMMA, u, shape)
-
-
-def gamma_cdf(x: Tensor, shape: Tensor) -> Tensor:
-    """Distribution function of the gamma distribution with scale one."""
-    return _cdf(_GAMMA, x, shape)
-
-
 def gamma_log_quantile(u: Tensor, shape: Tensor) -> Tensor:
-    r"""Logarithm of :func:`gamma_quantile`, also where the quantile itself underflows.
+    r"""Logarithm of a gamma quantile, also where the quantile itself underflows.
 
     For small :math:`x`, :math:`F(x) = x^a / \Gamma(a + 1)`.
 
@@ -158,33 +152,9 @@ def gamma_log_quantile(u: Tensor, shape: Tensor) -> Tensor:
     tensor([-6932.0491], dtype=torch.float64)
     """
     smallest = torch.finfo(u.dtype).tiny * 1e6
-    x = gamma_quantile(u, shape)
+    x = GAMMA.quantile(u, shape)
     series = (torch.log(inside_unit(u)) + torch.lgamma(shape + 1)) / shape
     return torch.where(x > smallest, torch.log(x.clamp(min=smallest)), series)
-
-
-def beta_quantile(u: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Quantile of the beta distribution."""
-    return _quantile(_BETA, u, a, b)
-
-
-def beta_cdf(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Distribution function of the beta distribution: the regularised incomplete beta function."""
-    return _cdf(_BETA, x, a, b)
-
-
-def student_quantile(u: Tensor, df: Tensor) -> Tensor:
-    """Quantile of Student's t distribution.
-
-    >>> student_quantile(torch.tensor([0.975]).double(), torch.tensor([5.0]).double())
-    tensor([2.5706], dtype=torch.float64)
-    """
-    return _quantile(_STUDENT, u, df)
-
-
-def student_cdf(x: Tensor, df: Tensor) -> Tensor:
-    """Distribution function of Student's t distribution."""
-    return _cdf(_STUDENT, x, df)
 
 
 def poisson_quantile(u: Tensor, rate: Tensor) -> Tensor:
