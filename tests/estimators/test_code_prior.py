@@ -188,7 +188,7 @@ def test_what_makes_no_sense_is_refused(chain):
         prior.sample(1, temperature=0)
     with pytest.raises(ModelError, match="`width` must be a multiple of the 4 heads; got 10"):
         CodePrior(4, width=10).fit(fresh)
-    with pytest.raises(ModelError, match="n_epochs must be a number of at least 1; got 0"):
+    with pytest.raises(ModelError, match="n_epochs must be a whole number of at least 1; got 0"):
         CodePrior(4, n_epochs=0).fit(fresh)
     with pytest.raises(ModelError, match="`columns` must be at least 1; got -2"):
         CodePrior(4, columns=-2).fit(fresh)

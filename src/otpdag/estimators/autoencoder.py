@@ -28,7 +28,7 @@ from otpdag.data import Images, Schema
 from otpdag.data.documents import Floats, PictureFormat, read_format
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.engine import Adam, FitResult, Method, fit
+from otpdag.engine import Adam, Method, fit
 from otpdag.engine.image_data import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
@@ -46,7 +46,30 @@ from otpdag.spaces import Image, Real
 DIVERGENCES = {"mmd": MMD(), "sliced": SlicedWasserstein(), "sinkhorn": Sinkhorn(0.1, iterations=200, tolerance=0.05)}
 
 
-class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
+@dataclass(eq=False, repr=False)
+class TrainedEstimator(ModelEstimator):
+    """An estimator with networks: they are trained for the epochs that were asked for."""
+
+    _: KW_ONLY
+    n_epochs: int = 100
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    random_state: RandomState = 0
+    device: str = "cpu"
+
+    def _train(
+        self, data: Any, rows: int, name: str, objective: Objective, evaluation: Any, averaging: float, **options: Any
+    ) -> None:
+        """Fit; ``status`` of the result tells if more epochs would help."""
+        steps = self.n_epochs * math.ceil(rows / self.batch_size)
+        adam = Adam(steps=steps, learning_rate=self.learning_rate, averaging=averaging)
+        method = Method(name, objective, evaluation, adam)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.result_ = fit(self.model_, data, method=method, restarts=1, device=self.device, **options)
+
+
+class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
     """An encoder and a decoder, behind which stands a graph whose last edge leads to the node ``image``."""
 
     kind: ClassVar[str]
@@ -59,11 +82,6 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
 
     encoder: nn.Module | None
     decoder: nn.Module | None
-    n_epochs: int
-    batch_size: int
-    learning_rate: float
-    random_state: RandomState
-    device: str
     format_: PictureFormat | None
     _map: EncoderMap | QuantizedMap
 
@@ -127,7 +145,7 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
             progress: Show a progress bar; by default only on a terminal.
             callbacks: Called with each record of the history; returning True stops.
         """
-        check_at_least(1, n_epochs=self.n_epochs, batch_size=self.batch_size)
+        self._check_counts("n_epochs", "batch_size")
         self._check_arguments()
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
@@ -136,9 +154,8 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
         seed = seed_of(self.random_state)
         self._build(seed, rows)
-        method = Method(self.method_name, *self._learned_by(), trained_for(self, len(rows), averaging=0.0))
-        journal = {"progress": progress, "callbacks": callbacks, "checkpoint": checkpoint}
-        self.result_ = trained(self.model_, Images(rows), method, seed=seed, device=self.device, **journal)
+        options: dict[str, Any] = {"seed": seed, "progress": progress, "callbacks": callbacks, "checkpoint": checkpoint}
+        self._train(Images(rows), len(rows), self.method_name, *self._learned_by(), averaging=0.0, **options)
         self._read_params(rows)
         return self
 
@@ -199,9 +216,7 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
             return cls._restored(state, tensors, {"encoder": encoder, "decoder": decoder})
 
     @classmethod
-    def _restored(
-        cls, state: Mapping[str, Any], tensors: dict[str, Tensor], networks: Mapping[str, nn.Module | None]
-    ) -> Self:
+    def _restored(cls, state: Mapping[str, Any], tensors: dict[str, Tensor], networks: Mapping[str, Any]) -> Self:
         own = state["own_networks"]
         own = [own, own] if isinstance(own, bool) else own  # older files say it of both together
         missing = [name for name, is_own in zip(networks, own, strict=True) if is_own and networks[name] is None]
@@ -225,19 +240,6 @@ def in_parts(work: Callable[[Tensor], Tensor], rows: Tensor, at_once: int = 250)
     """What is made of rows (n, ...), some at a time, which bounds memory: ``work`` has an axis of one before them."""
     with torch.no_grad():
         return torch.cat([work(part.unsqueeze(0))[0] for part in rows.split(at_once)])
-
-
-def trained_for(estimator: Any, rows: int, *, averaging: float) -> Adam:
-    """Steps for as many epochs as were asked for."""
-    steps = estimator.n_epochs * math.ceil(rows / estimator.batch_size)
-    return Adam(steps=steps, learning_rate=estimator.learning_rate, averaging=averaging)
-
-
-def trained(model: Model, data: Any, method: Method, **arguments: Any) -> FitResult:
-    """Fit; a network is trained for the epochs that were asked for, and ``status`` tells if more would help."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return fit(model, data, method=method, restarts=1, **arguments)
 
 
 def check_accounted(tensors: Mapping[str, Tensor], **sizes: int) -> None:
@@ -311,9 +313,6 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     eta: float = 0.1
     n_epochs: int = 20
     batch_size: int = 128
-    learning_rate: float = 1e-3
-    random_state: RandomState = 0
-    device: str = "cpu"
 
     def _check_arguments(self) -> None:
         check_at_least(1, n_components=self.n_components)

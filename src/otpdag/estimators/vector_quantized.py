@@ -22,16 +22,14 @@ from otpdag.data import Schema
 from otpdag.data.documents import Floats, PictureFormat
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.engine import Method
 from otpdag.errors import DataError, ModelError, NotFittedError, check_choice
-from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
+from otpdag.estimators._contract import seed_of
 from otpdag.estimators.autoencoder import (
     AbstractAutoencoder,
+    TrainedEstimator,
     check_accounted,
     check_at_least,
     in_parts,
-    trained,
-    trained_for,
 )
 from otpdag.graph import Graph
 from otpdag.learned.algorithm import Drawn
@@ -60,7 +58,7 @@ ROWS_AT_ONCE = 256  # bounds memory; changes no result
 
 
 @dataclass(eq=False, repr=False)
-class CodePrior(ModelEstimator):
+class CodePrior(TrainedEstimator):
     r"""What codes go together: an autoregressive transformer over the codes of a discrete auto-encoder.
 
     .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1})
@@ -102,10 +100,7 @@ class CodePrior(ModelEstimator):
     width: int = 96
     heads: int = 4
     n_epochs: int = 10
-    batch_size: int = 32
     learning_rate: float = 2e-3
-    random_state: RandomState = 0
-    device: str = "cpu"
 
     def fit(self, codes: ArrayLike, y: Any = None) -> Self:
         """Learn the distribution of vectors of codes.
@@ -115,12 +110,11 @@ class CodePrior(ModelEstimator):
             y: Ignored.
         """
         held = checked_codes(codes, self.n_codes)
-        check_at_least(1, n_epochs=self.n_epochs, batch_size=self.batch_size)
+        self._check_counts("n_epochs", "batch_size")
         self.model_ = self._model(held.shape[1])
         drawn = Drawn(noise="marginal", batch_size=self.batch_size)
-        method = Method("likelihood", Objective(), drawn, trained_for(self, len(held), averaging=0.1))
         seed = seed_of(self.random_state)
-        self.result_ = trained(self.model_, {CODES: held}, method, seed=seed, device=self.device)
+        self._train({CODES: held}, len(held), "likelihood", Objective(), drawn, averaging=0.1, seed=seed)
         return self
 
     def sample(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Codes:
@@ -277,11 +271,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     balance: Literal["codebook", "position"] = "codebook"
     noise: NoiseScale = "shared"
     warm_up: float = 0.2
-    n_epochs: int = 100
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    random_state: RandomState = 0
-    device: str = "cpu"
 
     # -- fit ---------------------------------------------------------------------------------------------------------
 

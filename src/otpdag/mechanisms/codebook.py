@@ -36,7 +36,28 @@ class _Quick(Support):
 QUICK = _Quick()
 
 
-class Codes(Mechanism):
+class _CodeVector(Mechanism):
+    """A code for each of several positions, of a node without parents."""
+
+    positions: int
+
+    def on_setup(self) -> None:
+        """Refuse parents."""
+        if self.family.parents:
+            raise ModelError(f"node {self.family.node!r} is {type(self).__name__} and has no parents")
+
+    @property
+    def space(self) -> Space:
+        """Codes as numbers 0, 1, ..., one for each position."""
+        return Count(self.positions)
+
+    @property
+    def noise(self) -> Noise:
+        """A uniform number for each position."""
+        return Noise(self.positions, "uniform")
+
+
+class Codes(_CodeVector):
     r"""A code for each of several positions, each with weights of its own.
 
     .. math:: P(c^m = k) = \pi^m_k, \quad m = 1, \dots, M
@@ -54,21 +75,6 @@ class Codes(Mechanism):
         _check_sizes(size=size, positions=positions)
         self.size, self.positions = size, positions
         self.weights = as_setting(weights)
-
-    def on_setup(self) -> None:
-        """Refuse parents."""
-        if self.family.parents:
-            raise ModelError(f"node {self.family.node!r} holds Codes and has no parents")
-
-    @property
-    def space(self) -> Space:
-        """Codes as numbers 0, 1, ..., one for each position."""
-        return Count(self.positions)
-
-    @property
-    def noise(self) -> Noise:
-        """A uniform number for each position."""
-        return Noise(self.positions, "uniform")
 
     def parameters(self) -> dict[str, Parameter]:
         """The weights of each position."""
@@ -260,7 +266,7 @@ def _rows_of(table: Tensor, codes: Tensor) -> Tensor:
     return torch.stack(own)
 
 
-class CodeSequence(Mechanism):
+class CodeSequence(_CodeVector):
     r"""A vector of codes, each of which depends on all before it, by a small causal transformer.
 
     .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1}), \quad
@@ -296,21 +302,6 @@ class CodeSequence(Mechanism):
             raise ModelError(f"`width` must be a multiple of the {heads} heads; got {width}")
         self.positions, self.n_codes = positions, n_codes
         self.layers, self.width, self.heads = layers, width, heads
-
-    def on_setup(self) -> None:
-        """Refuse parents."""
-        if self.family.parents:
-            raise ModelError(f"node {self.family.node!r} is a CodeSequence and has no parents")
-
-    @property
-    def space(self) -> Space:
-        """Codes as numbers 0, 1, ..., one for each position."""
-        return Count(self.positions)
-
-    @property
-    def noise(self) -> Noise:
-        """A uniform number for each position."""
-        return Noise(self.positions, "uniform")
 
     @property
     def correlated(self) -> bool:
