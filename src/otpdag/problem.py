@@ -12,7 +12,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.numerics import in_order
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
 Held = TypeVar("Held")
@@ -109,6 +107,18 @@ def differences(
     shifted = torch.cat([point + step * moves, point - step * moves])
     ahead, behind = torch.cat([evaluate(part) for part in shifted.split(at_once)]).chunk(2)
     return (ahead - behind) / (2 * step)
+
+
+def curvature(loss: Callable[[Tensor], Tensor | LossTerms], point: Tensor, *, at_once: int = 16) -> Tensor:
+    """Second derivatives (P, P) of a loss at a point (1, P): differences of its gradients, so many at a time.
+
+    >>> curvature(lambda x: (x**2 * torch.tensor([1.0, 2.0])).sum(-1), torch.ones(1, 2).double()).round()
+    tensor([[2., 0.],
+            [0., 4.]], dtype=torch.float64)
+    """
+    moves = torch.eye(point.shape[1]).to(point)
+    bent = differences(lambda at: loss_and_gradient(loss, at)[1], point, moves, at_once=at_once)
+    return 0.5 * (bent + bent.mT)
 
 
 def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[str, Held]]:
@@ -270,22 +280,6 @@ class Problem(ABC):
     def naturals(self, point: Tensor) -> Naturals:
         """Natural parameters of the model."""
         return self.structure.naturals(split_point(point, self.shapes)[0])
-
-
-def curvature(problem: Callable[[], Problem], points: Tensor, *, most: int = 200) -> Tensor | None:
-    """Second derivatives (R, P, P) of a problem's losses at ``points`` (R, P), a backward pass for each parameter.
-
-    None where there are none, or more than ``most``: they would cost more than a quasi-Newton method saves by them. The
-    problem is laid out only where there are.
-    """
-    if not 0 < points.shape[1] <= most:
-        return None
-    with torch.enable_grad():
-        leaf = points.detach().clone().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(problem().loss(leaf).total.sum(), leaf, create_graph=True)
-        second = partial(torch.autograd.grad, inputs=leaf, retain_graph=True)
-        rows = [row for (row,) in in_order(partial(second, column.sum()) for column in gradient.unbind(-1))]
-    return torch.stack(rows, 1).detach()
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from sklearn.datasets import make_classification
 
 from otpdag.engine import Deterministic
 from otpdag.engine.optimiser import Coordinates, Run, _direction, _line_search, _remember, _shrink, minimise
-from otpdag.problem import LossTerms, Problem, Updates, curvature
+from otpdag.problem import LossTerms, Problem, Updates
 
 # -- l-BFGS over replicas, against scipy and against itself one replica at a time -------------------------------------
 
@@ -436,7 +436,7 @@ class Quadric(Problem):
         return LossTerms.of(loss, reconstruction=loss)
 
     def metric(self, points):
-        return curvature(lambda: self, points) if self.pays else None
+        return self.curvature.expand(len(points), -1, -1) if self.pays and len(self.curvature) else None
 
 
 def symmetric(values, seed=0):
@@ -485,11 +485,9 @@ def test_flat_directions_are_not_stretched_without_end():
     torch.testing.assert_close(lengths, torch.tensor([[1e-7**-0.5, 1.0]] * 2).double())
 
 
-@pytest.mark.parametrize("problem", [Quadric(torch.eye(3).double(), pays=False), Quadric(torch.eye(201).double())])
-def test_where_it_does_not_pay_coordinates_are_shifts(problem):
-    start = points(len(problem.curvature))
-    assert start.shape[1] == 3 or start.shape[1] > 200
-    coordinates = Coordinates.of(problem, start)
+def test_where_it_does_not_pay_coordinates_are_shifts():
+    start = points(3)
+    coordinates = Coordinates.of(Quadric(torch.eye(3).double(), pays=False), start)
     assert coordinates.matrix is None
     torch.testing.assert_close(coordinates.point(torch.ones_like(start)), start + 1)
 
@@ -516,6 +514,5 @@ def test_where_curvature_does_not_pay_scales_are_what_rows_tell():
     assert Coordinates.of(Quadric(torch.eye(3).double()), start).scale is None
 
 
-def test_as_many_parameters_as_pay_have_a_curvature():
-    assert Coordinates.of(Quadric(torch.eye(200).double()), points(200)).matrix is not None
+def test_without_parameters_there_is_no_curvature():
     assert Coordinates.of(Quadric(torch.eye(0).double()), torch.zeros(2, 0).double()).matrix is None

@@ -16,7 +16,7 @@ of scales and rates, logits of probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -37,7 +37,7 @@ from otpdag.likelihood.rows import RowObjective
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem, Units, differences, loss_and_gradient
+from otpdag.problem import Problem, Units, curvature, differences
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack, unpack
 from otpdag.tables import estimates
@@ -123,22 +123,6 @@ class Information:
         return (root * inverse) @ root.mT
 
 
-def observed_information(gradient: Callable[[Tensor], Tensor], point: Tensor) -> Information:
-    """Central differences of the gradient (R, P) of minus the log-likelihood at a point (1, P).
-
-    >>> observed_information(lambda x: x * torch.tensor([2.0, 3.0]), torch.zeros(1, 2).double()).matrix.round()
-    tensor([[2., 0.],
-            [0., 3.]], dtype=torch.float64)
-    """
-    size = point.shape[1]
-    if not size:
-        return Information(point.new_zeros(0, 0))
-    matrix = differences(gradient, point, torch.eye(size).to(point)).detach()
-    if not bool(torch.isfinite(matrix).all()):
-        raise ModelError("the likelihood has no finite second derivative at the estimate")
-    return Information(0.5 * (matrix + matrix.mT))
-
-
 @dataclass(frozen=True)
 class Covariance:
     """Of the raw parameters (P, P), with the directions (P, k) that the data do not tell, known up to a ``blur``."""
@@ -177,15 +161,12 @@ def parameter_covariance(
             f"standard errors need a matrix of all {point.shape[1]} parameters; at most {most} are "
             "supported: use errors='bootstrap'"
         )
-    placed = problem.laid_out_for(point)
-    mass = float(problem.unit_mass.sum())
-
-    def gradient(points: Tensor) -> Tensor:
-        return mass * loss_and_gradient(placed.loss, points)[1]
-
     with bounded_threads(problem.rows):
-        information, moves = observed_information(gradient, point), _flat_moves(problem, point)
-    information = information.without(moves)
+        second = problem.unit_mass.sum() * curvature(problem.laid_out_for(point).loss, point)
+        moves = _flat_moves(problem, point)
+    if not bool(torch.isfinite(second).all()):
+        raise ModelError("the likelihood has no finite second derivative at the estimate")
+    information = Information(second).without(moves)
     inverse = information.covariance()
     if errors == "sandwich" or not problem.is_likelihood:
         scores = _unit_slopes(problem, point)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 import numpy as np
@@ -37,11 +37,15 @@ from otpdag.likelihood.chain_layout import (
 from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
 from otpdag.likelihood.swapped_states import Reading
-from otpdag.problem import LossTerms, Updates, curvature
+from otpdag.numerics import in_order
+from otpdag.problem import LossTerms, Updates
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
 Array: TypeAlias = NDArray[np.float64]
+
+MOST_CURVED = 200
+"""Parameters up to which a backward pass for each costs less than a quasi-Newton method saves by its curvature."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +123,14 @@ class ChainProblem(ReadStates):
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Its own: states' probabilities are held fixed in the gradient, and distinct steps are few."""
-        return curvature(lambda: self, points)
+        if not 0 < points.shape[1] <= MOST_CURVED:
+            return None
+        with torch.enable_grad():
+            leaf = points.detach().clone().requires_grad_(True)
+            (gradient,) = torch.autograd.grad(self.loss(leaf).total.sum(), leaf, create_graph=True)
+            second = partial(torch.autograd.grad, inputs=leaf, retain_graph=True)
+            rows = [row for (row,) in in_order(partial(second, column.sum()) for column in gradient.unbind(-1))]
+        return torch.stack(rows, 1).detach()
 
     @property
     def is_likelihood(self) -> bool:

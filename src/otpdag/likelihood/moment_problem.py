@@ -23,7 +23,7 @@ from otpdag.likelihood.rows import RowObjective, SummedRows
 from otpdag.likelihood.structural_equations import StructuralEquations, structural_equations
 from otpdag.mechanisms import Normal
 from otpdag.numerics import order_free_products
-from otpdag.problem import LossTerms, Units, Updates, differences, loss_and_gradient, with_gradient
+from otpdag.problem import LossTerms, Units, Updates, curvature, with_gradient
 from otpdag.structure import Structure
 
 Array: TypeAlias = NDArray[np.float64]
@@ -181,10 +181,7 @@ class MomentProblem(SummedRows):
 
     def curvature(self, point: Tensor) -> Tensor:
         """Differences of gradients, so many at a time as moments have room."""
-        at_once = max(1, AT_ONCE // self.equations.second[0].size)
-        moves = torch.eye(point.shape[1]).to(point)
-        curved = differences(lambda at: loss_and_gradient(self.loss, at)[1], point, moves, at_once=at_once)
-        return 0.5 * (curved + curved.T)
+        return curvature(self.loss, point, at_once=max(1, AT_ONCE // self.equations.second[0].size))
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> MomentProblem:
         """These rows; or all of them instead of fewer, since more do not cost more."""

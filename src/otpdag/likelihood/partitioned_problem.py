@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any, Self
 
 import torch
@@ -31,7 +31,7 @@ from otpdag.problem import (
     Refinement,
     Units,
     WrappedProblem,
-    differences,
+    curvature,
     loss_and_gradient,
     units_of,
     with_gradient,
@@ -101,14 +101,8 @@ class PartitionedProblem(WrappedProblem, Units):
         """Of many of the rows at hand: a second derivative there costs less than a pass over all parts."""
         if self._curved is None or not 0 < points.shape[1] <= MOST_CURVED:
             return None
-        curved, moves = self._curved, torch.eye(points.shape[1]).to(points)
-
-        def bent(point: Tensor) -> Tensor:
-            placed = curved.laid_out_for(point)
-            gradients = partial(loss_and_gradient, placed.loss)
-            return differences(lambda at: gradients(at)[1], point, moves, at_once=REPLICAS_AT_ONCE)
-
-        return torch.stack([bent(point) for point in points.split(1)])
+        placed = [(self._curved.laid_out_for(point), point) for point in points.split(1)]
+        return torch.stack([curvature(rows.loss, point, at_once=REPLICAS_AT_ONCE) for rows, point in placed])
 
     @cached_property
     def _curved(self) -> Units | None:
