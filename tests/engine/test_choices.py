@@ -14,9 +14,8 @@ from otpdag.backward import EncoderMap
 from otpdag.data import Documents, Images
 from otpdag.datasets import bars
 from otpdag.engine import EM, Adam, Deterministic, Method, SearchSchedule, data_kind, sequence_data
-from otpdag.engine.data_kind import TableData
+from otpdag.engine.data_kind import ImageData, TableData, initial_theta
 from otpdag.engine.document_data import DocumentData, topic_method
-from otpdag.engine.image_data import ImageData, initial_theta
 from otpdag.engine.search import restart_seed
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.errors import DataError, ModelError

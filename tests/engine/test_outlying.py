@@ -87,10 +87,10 @@ def test_rows_as_the_model_makes_them_keep_their_weight_and_an_excess_does_not()
     model = torch.from_numpy(RNG.exponential(size=20_000))
     clean = torch.from_numpy(RNG.exponential(size=4_000))
     tails = (0.1, 0.02, 0.004)
-    assert float(tail_weights(clean, model, tails, 1.25, 2.0, 0.25).mean()) > 0.99
+    assert float(tail_weights(clean, model, RobustOptions(tails=tails)).mean()) > 0.99
     low, high = (float(model.quantile(1 - tail)) for tail in (0.02, 0.004))
     excess = torch.full((400,), 0.5 * (low + high), dtype=torch.float64)
-    weights = tail_weights(torch.cat([clean, excess]), model, tails, 1.25, 2.0, 0.25)
+    weights = tail_weights(torch.cat([clean, excess]), model, RobustOptions(tails=tails))
     inside = torch.cat([clean, excess]).ge(low) & torch.cat([clean, excess]).lt(high)
     allowed = 1.25 * (0.02 - 0.004)
     assert float((weights * inside).sum()) / 4400 == pytest.approx(allowed, rel=1e-6)
@@ -98,7 +98,7 @@ def test_rows_as_the_model_makes_them_keep_their_weight_and_an_excess_does_not()
 
 def test_where_too_much_would_be_left_out_the_likeliest_rows_are_kept():
     model, losses = torch.linspace(0, 1, 1001), torch.tensor([0.1, 0.2, 9.0, 8.0])
-    assert tail_weights(losses, model, (0.1, 0.01), 1.25, 2.0, 0.25).tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert tail_weights(losses, model, RobustOptions(tails=(0.1, 0.01))).tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
 # -- rows that lie apart: a component of the model is kept, a group of outliers is not --------------------------------

@@ -10,10 +10,9 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.engine import EM, Adam, Deterministic, Method
-from otpdag.engine.data_kind import TableData
+from otpdag.engine.data_kind import ImageData, TableData
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.fit import check_arguments, check_honoured, recognise, resolve
-from otpdag.engine.image_data import ImageData
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.errors import DataError, ModelError
 from otpdag.objective import Drawn, Encoded, PaperTopics, TopicSweeps

@@ -12,7 +12,7 @@ from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.data import Images
 from otpdag.divergences import Energy, SlicedWasserstein
 from otpdag.engine import Adam, Method
-from otpdag.engine.image_data import ImageData
+from otpdag.engine.data_kind import ImageData
 from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder, WassersteinAutoencoder
 from otpdag.learned.autoencoder import _mixture, _transport, autoencoder_problem, rebuilding_cost

@@ -23,9 +23,8 @@ from otpdag.data.columns import known_table
 from otpdag.data.parts import is_partitioned
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal, fingerprint
-from otpdag.engine.data_kind import DataKind, Layout, TableData
+from otpdag.engine.data_kind import DataKind, ImageData, Layout, TableData
 from otpdag.engine.document_data import DocumentData
-from otpdag.engine.image_data import ImageData
 from otpdag.engine.method import Method, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.result import FitResult, Status

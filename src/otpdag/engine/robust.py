@@ -21,7 +21,7 @@ the maximum-likelihood estimate of contaminated data is already spoilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Self
@@ -267,7 +267,8 @@ class CappedProblem(WrappedProblem):
 
     def judged(self, points: Tensor) -> Tensor:
         """Mean loss (R,) with each unit's loss capped at the model's own tail: what leaving it out costs."""
-        return _truncated_loss(self.judge, points, self.options, self.seed)
+        caps = [losses.quantile(1 - self.options.cap) for losses in self._model_losses(self.judge, points)]
+        return torch.minimum(self.judge.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
         """Some of the units that lie together, hard trimming first, with rougher distributions of the loss."""
@@ -294,10 +295,17 @@ class CappedProblem(WrappedProblem):
         return Refinement(after, point, "leave out outliers")
 
     def _with_weights(self, points: Tensor) -> Self:
-        weights = (
-            self._trimmed(points) if self.trimmings else _capped_weights(self.base, points, self.options, self.seed)
-        )
+        if self.trimmings:
+            weights = self._trimmed(points)
+        else:
+            pairs = zip(self.base.unit_losses(points), self._model_losses(self.base, points), strict=True)
+            weights = torch.stack([tail_weights(losses, model, self.options) for losses, model in pairs])
         return replace(self, weights=weights, weighted=self.base.reweighted(weights))
+
+    def _model_losses(self, units: Units, points: Tensor) -> list[Tensor]:
+        """For each point the losses (sample,) of units that the model itself makes, with the data's missing cells."""
+        samples = [(units.simulated(point, self.options.sample, self.seed), point) for point in points.split(1)]
+        return [sample.unit_losses(point)[0] for sample, point in samples]
 
     def _trimmed(self, points: Tensor) -> Tensor:
         """One for the likeliest units at present; the others are left out."""
@@ -402,23 +410,19 @@ def _trimmed_starts(
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
-def tail_weights(
-    losses: Tensor, model: Tensor, tails: Sequence[float], slack: float, chance: float, most: float
-) -> Tensor:
+def tail_weights(losses: Tensor, model: Tensor, options: RobustOptions) -> Tensor:
     """Weights (N,) of rows by their losses, which keep the mass in each tail of the model's losses near the model's.
 
     Args:
         losses: Of the rows (N,).
         model: Of rows that the model makes (sample,).
-        tails: Upper tail probabilities under the model that cut regions, falling.
-        slack: How far the data's mass in a region may exceed the model's.
-        chance: The same in standard errors, which count where rows are few.
-        most: Largest share that may be left out; beyond it the most likely rows are kept.
+        options: Tails, how far the data's mass in one may exceed the model's, and how much may be left out at most.
 
     >>> normal = torch.linspace(0, 1, 1001)
-    >>> tail_weights(torch.tensor([0.1, 0.5, 9.0]), normal, (0.1, 0.01), 1.25, 2.0, 0.5)
+    >>> tail_weights(torch.tensor([0.1, 0.5, 9.0]), normal, RobustOptions(most_dropped=0.5, tails=(0.1, 0.01)))
     tensor([1., 1., 0.])
     """
+    tails, most = options.tails, options.most_dropped
     edges = torch.stack([model.quantile(1 - tail) for tail in tails])
     beyond = edges[-1] + 0.5 * (edges[-1] - edges[0])
     region = torch.bucketize(losses, edges)
@@ -426,27 +430,9 @@ def tail_weights(
     for k, (tail, further) in enumerate(pairwise((*tails, 0.0)), start=1):
         inside, mass = region == k, tail - further
         share = float(inside.to(losses).mean())
-        allowed = max(slack * mass, mass + chance * (mass * (1 - mass) / len(losses)) ** 0.5)
+        allowed = max(options.slack * mass, mass + options.chance * (mass * (1 - mass) / len(losses)) ** 0.5)
         lowest = min(lowest, allowed / share) if share > 0 else lowest
         weights[inside] = lowest
     weights[losses > beyond] = 0.0
     likeliest = (losses <= losses.quantile(1 - most)).to(losses)
     return weights if float(1 - weights.mean()) <= most else likeliest
-
-
-def _model_losses(problem: Units, points: Tensor, options: RobustOptions, seed: int) -> list[Tensor]:
-    """For each point the losses (sample,) of units that the model itself makes, with the data's missing cells."""
-    samples = [(problem.simulated(point, options.sample, seed), point) for point in points.split(1)]
-    return [sample.unit_losses(point)[0] for sample, point in samples]
-
-
-def _capped_weights(problem: Units, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    """Weights (R, N) that keep the data's mass in each tail region near the model's."""
-    pairs = zip(problem.unit_losses(points), _model_losses(problem, points, options, seed), strict=True)
-    limits = options.tails, options.slack, options.chance, options.most_dropped
-    return torch.stack([tail_weights(losses, model, *limits) for losses, model in pairs])
-
-
-def _truncated_loss(problem: Units, points: Tensor, options: RobustOptions, seed: int) -> Tensor:
-    caps = [losses.quantile(1 - options.cap) for losses in _model_losses(problem, points, options, seed)]
-    return torch.minimum(problem.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)

@@ -29,7 +29,7 @@ from otpdag.data.documents import Floats, PictureFormat, read_format
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, Method, fit
-from otpdag.engine.image_data import initial_theta
+from otpdag.engine.data_kind import initial_theta
 from otpdag.engine.monitor import Callback
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
 from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
