@@ -97,7 +97,10 @@ def test_settings_overwrite_data_driven_starts():
             {"k": m.Categorical(3, probs=[0.5, 0.6, 0.1])},
             "'probs' of node 'k' must be non-negative numbers that sum to one",
         ),
-        ({"k": m.Categorical(3, logits=[0.0, 0.0, 0.0])}, "node 'k': 'logits' cannot be given with a table"),
+        (
+            {"k": m.Categorical(3, logits=[0.0, 0.0, 0.0])},
+            "node 'k': 'logits' cannot be given; with these",
+        ),
         (
             {"x": m.Normal(2, scale=otp.tie("s")), "z": m.Normal(scale=otp.tie("s"))},
             r"tie 's': node 'x' gives it shape \(3, 2\), node 'z' shape \(1, 1\)",

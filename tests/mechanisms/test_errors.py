@@ -59,12 +59,12 @@ def test_arguments(build, message):
         (
             m.Categorical(2, logits=[0.5, 0.6]),
             m.Family("x"),
-            "'logits' cannot be given with a table over discrete parents",
+            "'logits' cannot be given; with these parents the parameter is 'probs'",
         ),
         (
             m.Categorical(2, probs=[0.5, 0.5]),
             m.Family("x", REAL),
-            "node 'x': 'probs' cannot be given with numeric parents or a network",
+            "node 'x': 'probs' cannot be given; with these parents the parameter is 'logits'",
         ),
         (m.Dirichlet(3), m.Family("x", REAL), "node 'x': Dirichlet takes discrete parents only; 'r' are numeric"),
         (m.Multinomial(2, topics=[[0.5, 0.5]]), m.Family("x"), "'topics' cannot be given; .* the parameter is 'probs'"),

@@ -71,7 +71,87 @@ class Category(Mechanism):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Categorical(Category, Predicted):
+class Shares(Predicted):
+    """Probabilities of categories: a table, or a logit where a parent is numeric or there is a network."""
+
+    probs: SettingLike = None
+    logits: SettingLike = None
+
+    dim: int = field(default=1, init=False)
+    form: str = field(init=False)
+    """The name of the parameter that there is with these parents."""
+    predicts: ClassVar[str] = "logits"
+    forms: ClassVar[tuple[str, ...]] = ("probs", "logits")
+
+    @property
+    def is_table(self) -> bool:
+        """Whether there is a table over discrete parents."""
+        return self.form == "probs"
+
+    def on_setup(self) -> None:
+        """Choose between a table and a logit."""
+        super().on_setup()
+        self.form = "probs" if self.has_only_tables else "logits"
+        self.check_form()
+
+    def check_form(self) -> None:
+        """Refuse what is given of another form."""
+        for name in self.forms:
+            if name != self.form and getattr(self, name) is not None:
+                raise ModelError(
+                    f"node {self.family.node!r}: {name!r} cannot be given; with these parents the parameter is "
+                    f"{self.form!r}"
+                )
+
+    def parameters(self) -> dict[str, Parameter]:
+        """A table of probabilities, or the logit's intercepts and slopes."""
+        if self.form == "logits":
+            return super().parameters()
+        rows = self.predictor.rows if self.is_table else self.predictor.inputs
+        return {self.form: Parameter((rows, self.dim), SIMPLEX, getattr(self, self.form))}
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """Probabilities by configuration or by the parent's coordinates, or those of the logit."""
+        if self.form == "logits":
+            return super().axes()
+        rows = self.predictor.row_axis if self.is_table else Axis.of_coordinates(self.predictor.family.continuous)
+        return {self.form: (rows, self.own_axis)}
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the numeric parents; logits are of order one already."""
+        if self.form == "logits":
+            self.predictor = self.predictor.with_units(None, parents, weight)
+
+    def log_shares(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """Log-probabilities of all categories: (R, ..., size).
+
+        A soft configuration of the parents averages them, which is what an expectation over it needs.
+        """
+        if not self.is_table:
+            return torch.log_softmax(self.predictor(params, parents, like), -1)
+        return self.row_of(log_table(params["probs"]), parents, axis_count(parents, like))
+
+    def picked(self, by_row: Tensor, parents: Parents) -> Tensor:
+        """The entry (R, ...) of the parents' configuration, of one for each (R, ..., C)."""
+        config = configurations(self.family, parents)
+        return by_row[..., 0] if config is None else (by_row * config).sum(-1)
+
+    def describe(self, params: Params) -> dict[str, Tensor]:
+        """Tables with one leading axis for each discrete parent; logits and slopes relative to the first category."""
+        shown = dict(params)
+        if self.form == "logits":
+            shown |= {name: shown[name] - shown[name][..., :1] for name in ("logits", "weight") if name in shown}
+        tables = ("probs", "logits")
+        return {n: self.predictor.by_configuration(value) if n in tables else value for n, value in shown.items()}
+
+
+def log_table(probs: Tensor) -> Tensor:
+    """Logarithms of probabilities; those of impossible categories are finite."""
+    return torch.log(probs.clamp(min=SMALLEST_PROBABILITY))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Categorical(Category, Shares):
     r"""A category: a probability table over discrete parents, a multinomial logit when a parent is numeric.
 
     .. math:: P(x = k \mid \mathrm{pa}) = \mathrm{probs}[\mathrm{pa}]_k \quad\text{or}\quad
@@ -89,11 +169,6 @@ class Categorical(Category, Predicted):
     """
 
     size: int = field(default=2, kw_only=False)
-    probs: SettingLike = None
-    logits: SettingLike = None
-
-    dim: int = field(default=1, init=False)
-    predicts: ClassVar[str] = "logits"
 
     def __post_init__(self) -> None:
         """Refuse no categories."""
@@ -102,34 +177,10 @@ class Categorical(Category, Predicted):
         self.dim = self.size
         super().__post_init__()
 
-    def on_setup(self) -> None:
-        """Choose between a table and a logit."""
-        self.is_table = not self.family.continuous and not self.network
-        rejected = "logits" if self.is_table else "probs"
-        if getattr(self, rejected) is not None:
-            kind = "a table over discrete parents" if self.is_table else "numeric parents or a network"
-            raise ModelError(f"node {self.family.node!r}: {rejected!r} cannot be given with {kind}")
-        super().on_setup()
-
-    def parameters(self) -> dict[str, Parameter]:
-        """A probability table, or the logit's intercepts and slopes."""
-        if self.is_table:
-            return {"probs": Parameter((self.predictor.rows, self.size), SIMPLEX, self.probs)}
-        return super().parameters()
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """Probabilities by configuration and category, or those of the logit."""
-        return {"probs": (self.predictor.row_axis, self.own_axis)} if self.is_table else super().axes()
-
     def slopes(self, params: Params, parent: str) -> Tensor | None:
         """From the first to the last category: of a logit, only differences between categories have a meaning."""
         slopes = self.predictor.slopes_of(params, parent)
         return None if slopes is None else slopes[..., -1] - slopes[..., 0]
-
-    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
-        """Adopt the units of the numeric parents; logits are of order one already."""
-        if not self.is_table:
-            self.predictor = self.predictor.with_units(None, parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted frequencies, smoothed by one row's worth of the overall ones; or a logistic regression."""
@@ -150,7 +201,7 @@ class Categorical(Category, Predicted):
 
     def coefficients(self, params: Params) -> Tensor:
         """Logarithms of the probabilities."""
-        return torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
+        return log_table(params["probs"])
 
     def fitted(self, params: Params, sums: Tensor, prior: float = 0.1) -> dict[str, Tensor]:
         """Weighted frequencies, slowed by ``prior`` rows' worth of the present ones.
@@ -164,28 +215,16 @@ class Categorical(Category, Predicted):
         return {"probs": counts / counts.sum(-1, keepdim=True)}
 
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
-        """Log-probabilities of all categories: (R, ..., size).
-
-        A soft configuration of the parents averages them, which is what an expectation over it needs.
-        """
-        if not self.is_table:
-            return torch.log_softmax(self.predictor(params, parents, like), -1)
-        return self.row_of(self.coefficients(params), parents, axis_count(parents, like))
+        """Those of all categories: (R, ..., size)."""
+        return self.log_shares(params, parents, like)
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Log-probability of the category."""
         if not self.is_table or len(self.family.discrete) > 1 or value.ndim < 3:
             return super().log_prob(params, value, parents, mask)
         # one matrix product: log-table times one-hot value, then the configuration's row
-        by_row, config = apply_linear(value, self.coefficients(params).mT), configurations(self.family, parents)
-        log_prob = by_row[..., 0] if config is None else (by_row * config).sum(-1)
+        log_prob = self.picked(apply_linear(value, self.coefficients(params).mT), parents)
         return log_prob if mask is None else torch.where(mask[..., 0], log_prob, 0.0)
-
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """``probs`` with one leading axis for each discrete parent; logits relative to the first category."""
-        if not self.is_table:
-            return self.relative_logits(params)
-        return {"probs": self.predictor.by_configuration(params["probs"])}
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

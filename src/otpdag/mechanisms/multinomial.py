@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents, axis_count, configurations
-from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY
+from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.categorical import SMALLEST_PROBABILITY, Shares, log_table
 from otpdag.mechanisms.generalised_linear import between, softmax
-from otpdag.mechanisms.parameters import SIMPLEX, Axis, Parameter, SettingLike
-from otpdag.mechanisms.predictor import Predicted, Predictor
+from otpdag.mechanisms.parameters import SettingLike
+from otpdag.mechanisms.predictor import Predictor
 from otpdag.mechanisms.quantiles import BETA, inside_unit
 from otpdag.numerics import apply_linear
 from otpdag.spaces import Count, Simplex, Space
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Multinomial(Predicted):
+class Multinomial(Shares):
     r"""Counts of categories in a number of draws, such as the words of a document.
 
     .. math:: x \sim \mathrm{Multinomial}(n, p), \quad p =
@@ -56,12 +56,9 @@ class Multinomial(Predicted):
 
     categories: int = field(kw_only=False)
     total: int | str | None = field(default=None, kw_only=False)
-    probs: SettingLike = None
     topics: SettingLike = None
-    logits: SettingLike = None
 
-    dim: int = field(default=1, init=False)
-    predicts: ClassVar[str] = "logits"
+    forms: ClassVar[tuple[str, ...]] = ("probs", "topics", "logits")
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -89,11 +86,7 @@ class Multinomial(Predicted):
         else:
             self.form = "topics" if on_simplex else "probs"
         self.source = family.parents[0][0] if self.form == "topics" else None
-        for name in ("probs", "topics", "logits"):
-            if name != self.form and getattr(self, name) is not None:
-                raise ModelError(
-                    f"node {family.node!r}: {name!r} cannot be given; with these parents the parameter is {self.form!r}"
-                )
+        self.check_form()
         self.predictor = Predictor(family, self.dim, "logits", self.logits, self.weight, self.network)
 
     @property
@@ -111,27 +104,6 @@ class Multinomial(Predicted):
         """Standard normal, one for each category."""
         return Noise(self.dim, "normal")
 
-    def parameters(self) -> dict[str, Parameter]:
-        """A probability table, topics, or the logit's intercepts and slopes."""
-        if self.form == "probs":
-            return {"probs": Parameter((self.predictor.rows, self.dim), SIMPLEX, self.probs)}
-        if self.form == "topics":
-            return {"topics": Parameter((self.predictor.inputs, self.dim), SIMPLEX, self.topics)}
-        return super().parameters()
-
-    def axes(self) -> dict[str, tuple[Axis, ...]]:
-        """Probabilities by configuration or by coordinate of the parent on the simplex, or those of the logit."""
-        if self.form == "probs":
-            return {"probs": (self.predictor.row_axis, self.own_axis)}
-        if self.form == "topics":
-            return {"topics": (Axis.of_coordinates(self.predictor.family.continuous), self.own_axis)}
-        return super().axes()
-
-    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
-        """Adopt the units of the numeric parents; logits are of order one already."""
-        if self.form == "logits":
-            self.predictor = self.predictor.with_units(None, parents, weight)
-
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """Weighted frequencies; topics that fit the parent's values; or a logistic regression."""
         if self.form == "logits":
@@ -146,13 +118,9 @@ class Multinomial(Predicted):
 
     def log_shares(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of one draw: (R, ..., categories)."""
-        if self.form == "logits":
-            return torch.log_softmax(self.predictor(params, parents, like), -1)
-        if self.form == "topics":
-            mixture = apply_linear(parents[self.source or ""], params["topics"])
-            return torch.log(mixture.clamp(min=SMALLEST_PROBABILITY))
-        table = torch.log(params["probs"].clamp(min=SMALLEST_PROBABILITY))
-        return self.row_of(table, parents, axis_count(parents, like))
+        if self.form != "topics":
+            return super().log_shares(params, parents, like)
+        return log_table(apply_linear(parents[self.source or ""], params["topics"]))
 
     def draws(self, parents: Parents, like: Tensor) -> Tensor:
         """The number of draws, (R, ..., 1)."""
@@ -221,8 +189,7 @@ class Multinomial(Predicted):
         if mask is not None:
             seen = apply_linear(mask.to(value), table)
             by_row = by_row - value.sum(-1, keepdim=True) * torch.log(seen.clamp(min=1e-300))
-        config = configurations(self.family, parents)
-        return by_row[..., 0] if config is None else (by_row * config).sum(-1)
+        return self.picked(by_row, parents)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """For each split, a point between the binomial distribution function below its count and at it."""
@@ -250,12 +217,6 @@ class Multinomial(Predicted):
             return None
         probs = torch.softmax(self.log_shares(params, parents), -1)
         return self.draws(parents, probs) * probs
-
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """``probs`` by discrete parent, ``topics`` as they are, logits relative to the first category."""
-        if self.form == "logits":
-            return self.relative_logits(params)
-        return {name: self.predictor.by_configuration(v) if name == "probs" else v for name, v in params.items()}
 
 
 @dataclass(frozen=True)

@@ -474,12 +474,6 @@ class Predicted(Mechanism):
         slopes = self.predictor.slopes_of(params, parent)
         return None if slopes is None else slopes[..., 0]
 
-    def relative_logits(self, params: Params) -> dict[str, Tensor]:
-        """Logits and slopes relative to the first category, logits by discrete parents."""
-        shown = dict(params)
-        shown |= {name: shown[name] - shown[name][..., :1] for name in ("logits", "weight") if name in shown}
-        return {**shown, "logits": self.predictor.by_configuration(shown["logits"])}
-
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents, slopes by numeric parent; scalars for scalar nodes."""
         shown = {}
