@@ -127,7 +127,7 @@ def test_the_paper_s_hellinger_is_that_of_whole_matrices_without_matching(rng):
 
 def test_what_is_no_pair_of_topic_matrices_is_refused():
     topics = bar_topics(2)
-    with pytest.raises(ValueError, match=r"one shape; got \(4, 4\) and \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"must agree; got \(4, 4\) and \(3, 4\)"):
         topic_errors(topics, topics[:3])
     with pytest.raises(ValueError, match=r"rows of `estimate` must be probabilities that sum to 1; got a sum of 2"):
         match_topics(topics, 2 * topics)
@@ -209,7 +209,7 @@ def test_matched_errors_is_the_smallest_over_all_relabellings():
 
 def test_matched_errors_names_the_group_whose_shape_differs():
     truth = {"loc": np.zeros(2), "slope": np.zeros(1)}
-    with pytest.raises(ValueError, match=r"shapes of `slope` must agree; got \(1,\) \(true\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"shapes of `slope` must agree; got \(1,\) and \(2,\)"):
         matched_errors(truth, {"loc": np.zeros(2), "slope": np.zeros(2)}, shared=["slope"])
 
 
@@ -259,5 +259,5 @@ def test_what_is_no_distribution_is_refused(distance):
         distance([0.5, 0.5], [0.4, 0.4])
     with pytest.raises(ValueError, match="`p` must be probabilities"):
         distance([1.5, -0.5], [0.5, 0.5])
-    with pytest.raises(ValueError, match="must have one shape"):
+    with pytest.raises(ValueError, match="the shapes must agree"):
         distance([0.5, 0.5], [[0.5, 0.5]])

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, cast, get_args
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import entropy
 from sklearn.utils import Tags
 from torch import Tensor, nn
 
@@ -359,7 +360,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         self.scales_ = naturals["latent"]["scale"][0].numpy().copy()
         self.weights_ = naturals["code"]["weights"][0].numpy().copy()
         if rows is not None:
-            self.perplexity_ = _perplexity(self._codes(self._latents(rows)).numpy(), self.n_codes)
+            self.perplexity_ = _perplexity(self._codes(self._latents(rows)).numpy())
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
@@ -422,7 +423,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     def perplexity(self, X: ArrayLike | Tensor) -> float:
         """The exponential of the entropy of :meth:`usage`: how many codewords are in use."""
-        return _perplexity(self.encode(X), self.n_codes)
+        return _perplexity(self.encode(X))
 
     def _sent(self, latents: Tensor) -> Tensor:
         return self._codewords(self._codes(latents))
@@ -505,7 +506,5 @@ def checked_codes(codes: ArrayLike, size: int, positions: int | None = None) -> 
     return held.astype(np.int64)
 
 
-def _perplexity(codes: Codes, size: int) -> float:
-    share = np.bincount(codes.ravel(), minlength=size) / codes.size
-    share = share[share > 0]
-    return float(np.exp(-(share * np.log(share)).sum()))
+def _perplexity(codes: Codes) -> float:
+    return float(np.exp(entropy(np.bincount(codes.ravel()))))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import entropy
 from torch import Tensor
 
 from otpdag.data.documents import picture_layout
@@ -85,9 +86,7 @@ def code_perplexity(codes: ArrayLike, *, n_codes: int | None = None) -> float:
     if held.min() < 0 or (n_codes is not None and held.max() >= n_codes):
         limit = "" if n_codes is None else f" and below {n_codes}"
         raise DataError(f"`codes` must be at least 0{limit}; got {held.min()} to {held.max()}")
-    shares = np.bincount(held.ravel()) / held.size
-    used = shares[shares > 0]
-    return float(np.exp(-(used * np.log(used)).sum()))
+    return float(np.exp(entropy(np.bincount(held.ravel()))))
 
 
 def frechet_distance(features: ArrayLike | Tensor, references: ArrayLike | Tensor) -> float:

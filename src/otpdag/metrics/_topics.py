@@ -8,6 +8,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.special import rel_entr, softmax
+
+Array = NDArray[np.float64]
 
 _TOLERANCE = 1e-6  # of the sum of probabilities that were written with seven digits
 
@@ -45,23 +48,18 @@ def kl_divergence(p: ArrayLike, q: ArrayLike) -> float:
         0.1438
     """
     left, right = _pair(p, q)
-    held = left > 0
-    with np.errstate(divide="ignore"):
-        return float((left[held] * (np.log(left[held]) - np.log(right[held]))).sum())
+    return float(rel_entr(left, right).sum())
 
 
-def _pair(p: ArrayLike, q: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    left, right = _probabilities("p", p), _probabilities("q", q)
-    if left.shape != right.shape:
-        raise ValueError(f"`p` and `q` must have one shape; got {left.shape} and {right.shape}")
-    return left, right
-
-
-def _probabilities(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=float)
-    if not ((array >= -_TOLERANCE).all() and abs(array.sum() - 1.0) < _TOLERANCE):
-        raise ValueError(f"`{name}` must be probabilities that sum to 1; got a sum of {array.sum():.6g}")
-    return np.asarray(np.maximum(array, 0.0))
+def _pair(p: ArrayLike, q: ArrayLike) -> tuple[Array, Array]:
+    pair = []
+    for name, values in (("p", p), ("q", q)):
+        array = np.asarray(values, dtype=float)
+        if not ((array >= -_TOLERANCE).all() and abs(array.sum() - 1.0) < _TOLERANCE):
+            raise ValueError(f"`{name}` must be probabilities that sum to 1; got a sum of {array.sum():.6g}")
+        pair.append(np.maximum(array, 0.0))
+    left, right = pair
+    return _same_shape("", left, right)
 
 
 def match_labels(cost: ArrayLike) -> NDArray[np.intp]:
@@ -112,7 +110,7 @@ def match_states(
     return match_labels(np.mean([_pairwise(left[name], right[name]) for name in left], axis=0))
 
 
-def match_signs(true: ArrayLike, estimate: ArrayLike) -> NDArray[np.float64]:
+def match_signs(true: ArrayLike, estimate: ArrayLike) -> Array:
     """Find the sign of each estimated factor that brings its loadings closest to the true ones.
 
     Args:
@@ -154,31 +152,27 @@ def matched_errors(
     return {name: _mean_error(name, left[name], lined_up[name]) for name in left}
 
 
-def _groups(parameters: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+def _groups(parameters: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, Array]:
     named = parameters if isinstance(parameters, Mapping) else {"": parameters}
     return {name: np.asarray(values, dtype=float) for name, values in named.items()}
 
 
-def _pairwise(true: NDArray[np.float64], estimate: NDArray[np.float64]) -> NDArray[np.float64]:
+def _pairwise(true: Array, estimate: Array) -> Array:
     left, right = true.reshape(len(true), 1, -1), estimate.reshape(1, len(estimate), -1)
     return np.asarray(np.abs(left - right).mean(axis=-1))
 
 
-def _mean_error(name: str, true: NDArray[np.float64], estimate: NDArray[np.float64]) -> float:
+def _mean_error(name: str, true: Array, estimate: Array) -> float:
     left, right = _same_shape(name, true, estimate)
     return float(np.abs(left - right).mean())
 
 
-def _same_shape(
-    name: str, true: NDArray[np.float64], estimate: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _same_shape(name: str, true: Array, estimate: Array) -> tuple[Array, Array]:
     if true.shape != estimate.shape:
         where = f" of `{name}`" if name else ""
-        raise ValueError(f"the shapes{where} must agree; got {true.shape} (true) and {estimate.shape} (estimate)")
+        raise ValueError(f"the shapes{where} must agree; got {true.shape} and {estimate.shape}")
     return true, estimate
 
-
-Array = NDArray[np.float64]
 
 _TOPIC_TOLERANCE = 1e-4  # topics in single precision sum to one no better
 
@@ -300,7 +294,7 @@ def published_topic_errors(true: ArrayLike, estimate: ArrayLike) -> dict[str, fl
         (0.6931, 0.6931)
     """
     left, right = _topic_pair(true, estimate)
-    flat_left, flat_right = _softmax(left), _softmax(right)
+    flat_left, flat_right = softmax(left, axis=1), softmax(right, axis=1)
     costs = (_kl_matrix(left, flat_right).T + _kl_matrix(right, flat_left).T) / (2 * left.shape[1])
     return {
         "kl": float(_kl_matrix(left, flat_right).diagonal().mean()),
@@ -310,10 +304,7 @@ def published_topic_errors(true: ArrayLike, estimate: ArrayLike) -> dict[str, fl
 
 
 def _topic_pair(true: ArrayLike, estimate: ArrayLike) -> tuple[Array, Array]:
-    left, right = _topics("true", true), _topics("estimate", estimate)
-    if left.shape != right.shape:
-        raise ValueError(f"`true` and `estimate` must have one shape; got {left.shape} and {right.shape}")
-    return left, right
+    return _same_shape("", _topics("true", true), _topics("estimate", estimate))
 
 
 def _topics(name: str, values: ArrayLike) -> Array:
@@ -334,14 +325,8 @@ def _hellinger_matrix(left: Array, right: Array) -> Array:
 
 
 def _kl_matrix(left: Array, right: Array) -> Array:
-    """Divergence of every pair, for ``right`` without zeros."""
-    entropies = np.where(left > 0, left * np.log(np.where(left > 0, left, 1.0)), 0.0).sum(axis=1)
-    return np.asarray(entropies[:, None] - left @ np.log(right).T)
-
-
-def _softmax(values: Array) -> Array:
-    raised = np.exp(values - values.max(axis=1, keepdims=True))
-    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+    """Divergence of every pair."""
+    return np.asarray(rel_entr(left[:, None], right[None]).sum(axis=-1))
 
 
 def _ground(ground: ArrayLike | None, words: int) -> Array | None:
