@@ -72,13 +72,13 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     """
     with _named(path):
         target = Path(os.path.realpath(as_path(path)))
-        mode = _mode_of(target)
+        mode = target.stat().st_mode if target.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
             with target.open("wb") as file:
                 yield file
             return
         _remove_abandoned(target)
-        beside = target.with_name(_temporary_name(target))
+        beside = target.with_name(f"{_stem_of(target)}{secrets.token_hex(6)}{_TEMPORARY}")
         try:
             with open(_opened(beside), "wb") as file:
                 if mode is not None:
@@ -109,19 +109,8 @@ def _named(path: str | Path) -> Iterator[None]:
         raise DataError(f"{str(path)!r} cannot be written: {error.strerror or error}; nothing was changed") from error
 
 
-def _mode_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except FileNotFoundError:
-        return None
-
-
-def _temporary_name(target: Path) -> str:
-    # a name may have 255 bytes; the beginning is enough to recognise it by
-    return f"{_stem_of(target)}{secrets.token_hex(6)}{_TEMPORARY}"
-
-
 def _stem_of(target: Path) -> str:
+    # a name may have 255 bytes; the beginning is enough to recognise it by
     return f"{_MARK}{target.name.encode()[:120].decode(errors='ignore')}-"
 
 

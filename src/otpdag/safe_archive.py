@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 import zipfile
 import zlib
@@ -81,7 +82,7 @@ def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any],
         DataError: There is no such file, or it is damaged, of another kind, or larger inside than out.
     """
     path = as_path(path)
-    if not _is_file(path):
+    if not os.path.isfile(path):  # which takes a name that is too long for none
         raise DataError(f"no {what.removeprefix('otpdag ')} at {str(path)!r}")
     with refusing(path, what):
         size = path.stat().st_size
@@ -93,13 +94,6 @@ def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any],
         if len(packed) < 8 or int.from_bytes(packed[:8], "little") > min(MOST_HEADER, len(packed) - 8):
             raise ValueError("the header of its tensors is too long")
         return state, load_tensors(packed)
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long, for instance
-        return False
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import re
 import shlex
 import signal
 import sys
@@ -83,12 +82,10 @@ def fit(
     intervals.csv and weights.csv, the share of each row that a robust fit used. A fit that is stopped leaves
     FOLDER.checkpoint, from which --resume goes on to the same end.
     """
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", device):
-        raise ModelError(f"--device must be cpu, cuda or cuda:N; got {device!r}")
-    c.check_folder(out_folder, force=force)
     from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
 
+    c.check_folder(out_folder, force=force)
     specification, table = read_model_file(model_file), table_at(data)
     with warnings.catch_warnings(record=True) as doubts:
         warnings.simplefilter("always", ColumnTypeWarning)
