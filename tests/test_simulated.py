@@ -8,7 +8,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.data.sequences import as_sequences, encode_sequences
-from otpdag.simulation import complete_batch, simulated_rows, simulated_sequences
+from otpdag.simulation import batch_of, simulated_rows, simulated_sequences
 
 
 def test_rows_have_gaps_and_covariates_of_rows_and_values_of_the_model():
@@ -58,7 +58,7 @@ def test_sequences_are_as_long_as_those_of_the_data():
 
 def test_every_cell_of_a_complete_batch_is_seen():
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Normal(2)})
-    batch = complete_batch(model.structure, {"z": torch.zeros(1, 4, 1), "x": torch.ones(1, 4, 2)})
+    batch = batch_of(model.structure, {"z": torch.zeros(1, 4, 1), "x": torch.ones(1, 4, 2)})
     assert list(batch.values) == ["x"]
     assert batch.mask["x"].shape == (1, 4, 2)
     assert bool(batch.mask["x"].all())

@@ -98,13 +98,19 @@ def draw(
     return value.detach().expand(-1, *shape, -1)
 
 
-def complete_batch(structure: Structure, values: Mapping[str, Tensor], weight: Tensor | None = None) -> Batch:
-    """Values (R or 1, N, width) as a batch in which every cell is seen, of weight one unless others are given."""
-    observed = structure.graph.observed
-    shape = values[observed[0]].shape[:2]
-    seen = {n: torch.ones(*shape, structure.mechanisms[n].space.cells, dtype=torch.bool) for n in observed}
-    weight = torch.ones(1, shape[1], dtype=torch.float64) if weight is None else weight
-    return Batch({n: values[n] for n in observed}, seen, weight)
+def batch_of(structure: Structure, values: Mapping[str, Tensor], weight: Tensor | None = None) -> Batch:
+    """Rows that show these values (R or 1, N or 1, width) and nothing else of the observed nodes.
+
+    They are of weight one unless others are given.
+    """
+    rows = max((value.shape[1] for value in values.values()), default=1)
+    shown, mask = {}, {}
+    for node in structure.graph.observed:
+        space, given = structure.mechanisms[node].space, values.get(node)
+        empty = torch.zeros(1, rows, space.width, dtype=torch.float64)
+        shown[node] = empty if given is None else given.expand(-1, rows, -1).to(torch.float64)
+        mask[node] = torch.full((len(shown[node]), rows, space.cells), given is not None)
+    return Batch(shown, mask, torch.ones(1, rows, dtype=torch.float64) if weight is None else weight)
 
 
 def simulated_rows(structure: Structure, naturals: Naturals, batch: Batch, size: int, seed: int) -> Batch:

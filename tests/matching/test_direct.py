@@ -11,7 +11,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.matching.mean_features import feature_columns, mean_features, mean_over_many
 from otpdag.objective import Direct, Objective
-from otpdag.simulation import complete_batch
+from otpdag.simulation import batch_of
 from tests.table_problems import point_of, problem_of
 
 ROWS = 40
@@ -62,7 +62,7 @@ def test_the_distance_is_that_of_whitened_mean_features():
     point = point_of(problem, {"a": {"probs": [0.3, 0.7]}, "b": {"probs": below}})
     weight = torch.as_tensor(np.array([[0.3], [0.7]]) * below).reshape(1, 6)
     structure, features = problem.structure, problem.features
-    gap = features.mean - features.mean_of(feature_columns(structure, complete_batch(structure, cells)), weight)
+    gap = features.mean - features.mean_of(feature_columns(structure, batch_of(structure, cells)), weight)
     terms = problem.loss(point)
     assert terms.total.item() == pytest.approx(2.5 * float((gap @ features.whitening[0]).square().sum()))
     assert terms.direct.item() == terms.total.item()

@@ -26,7 +26,7 @@ import torch
 from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
-from otpdag.answers.identification import Identification
+from otpdag.answers.identification import Identification, identify
 from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import delta_errors
 from otpdag.data import Batch, Schema, decode
@@ -42,7 +42,7 @@ from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Family, abducted, can_abduct
 from otpdag.numerics import bounded_threads
 from otpdag.problem import differences
-from otpdag.simulation import ancestral_sequences
+from otpdag.simulation import ancestral_sequences, batch_of
 from otpdag.structure import Naturals, Structure, columns_of, unpack
 
 EXACT = replace(BUDGET, approximate=False)
@@ -184,26 +184,13 @@ def joint_probabilities(
         possible = total > 0  # what is impossible has no distribution given it
         chosen = {n: value[:, possible] for n, value in states.items()}
         own = {n: value.expand(1, int(possible.sum()), -1) for n, value in known.items()}
-        likely = believe(inner, one_batch({**own, **chosen}, inner.structure), name, notes).expected
+        likely = believe(inner, batch_of(inner.structure, {**own, **chosen}), name, notes).expected
         share = torch.zeros(len(total), size, dtype=torch.float64)
         share[possible] = likely.expand(int(possible.sum()), size)
         states = {n: value.repeat_interleave(size, 1) for n, value in states.items()}
         states[name] = torch.eye(size, dtype=torch.float64).repeat(len(total), 1).unsqueeze(0)
         total = (total.unsqueeze(-1) * share).flatten()
     return total
-
-
-def one_batch(values: Mapping[str, Tensor], structure: Structure) -> Batch:
-    """Rows that show these values (1, N, width) and nothing else of the observed nodes."""
-    rows = max((value.shape[1] for value in values.values()), default=1)
-    shown, mask = {}, {}
-    for node in structure.graph.observed:
-        space = structure.mechanisms[node].space
-        given = values.get(node)
-        empty = torch.zeros(1, rows, space.width, dtype=torch.float64)
-        shown[node] = empty if given is None else given.expand(1, rows, -1).to(torch.float64)
-        mask[node] = torch.full((1, rows, space.cells), given is not None)
-    return Batch(shown, mask, torch.ones(1, rows, dtype=torch.float64))
 
 
 Setting = Tensor | Callable[[Mapping[str, Tensor]], Tensor]
@@ -248,46 +235,6 @@ def counterfactual_draws(
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
-class EffectQuestion:
-    """Outcomes after a treatment is set to each of some values, as a function of the parameters."""
-
-    def __init__(
-        self, fitted: Fitted, treatment: str, outcome: str, set_to: Mapping[str, Tensor], seen: Mapping[str, Tensor]
-    ) -> None:
-        cut = with_nodes_set(fitted, done=(treatment,), shown=tuple(seen))
-        rows = next(iter(set_to.values())).shape[1]
-        shown = {node: value.expand(1, rows, -1) for node, value in {**seen, **set_to}.items()}
-        self.fitted, self.treatment, self.outcome = fitted, treatment, outcome
-        self.question = Question(cut, one_batch(shown, cut.structure), outcome)
-        graph = cut.structure.graph
-        self.relevant = {above for node in (outcome, *seen) for above in (node, *graph.ancestors(node))} - {treatment}
-
-    def means(self, naturals: Naturals) -> Tensor:
-        """Means, or probabilities, of the outcome for each value of the treatment (values, width)."""
-        return self.question.at({**naturals, self.treatment: {}}).expected
-
-    def change(self, naturals: Naturals) -> Tensor:
-        """Their differences to the first value (1, differences)."""
-        means = self.means(naturals)
-        return (means[1:] - means[:1]).reshape(1, -1)
-
-    def slopes(self) -> Tensor:
-        """Derivatives of all differences in the raw parameters (differences, P)."""
-        structure = self.fitted.structure
-        shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
-        point = point_of(self.fitted, shapes)
-        # what lies neither above the outcome nor above what is conditioned on has no say
-        free = columns_of(shapes, {key for node in self.relevant for key in structure.keys[node].values()})
-
-        def change(points: Tensor) -> Tensor:
-            return self.change(structure.naturals(unpack(points, shapes)))
-
-        slopes = torch.zeros(change(point).shape[1], point.shape[1], dtype=torch.float64)
-        if bool(free.any()):
-            slopes[:, free] = differences(change, point, torch.eye(len(free)).to(point)[free], at_once=1).T
-        return slopes
-
-
 @dataclass(frozen=True)
 class Effect:
     """The effect of one node on another.
@@ -307,31 +254,6 @@ class Effect:
     means: pd.DataFrame
     identification: Identification
 
-    @classmethod
-    def of(
-        cls,
-        question: EffectQuestion,
-        names: Sequence[str],
-        values: Sequence[Any],
-        identification: Identification,
-        *,
-        covariance: Tensor | None,
-        level: float,
-    ) -> Effect:
-        """Ask at the estimate and, for the delta method, around it."""
-        naturals = question.fitted.naturals
-        means, change = question.means(naturals), question.change(naturals)[0]
-        unknown = torch.full_like(change, torch.nan)
-        error = unknown if covariance is None else delta_errors(question.slopes(), covariance)
-        reach = float(special.ndtri((1 + level) / 2)) * error
-        index = pd.MultiIndex.from_product(
-            [list(values[1:]), list(names)], names=[question.treatment, question.outcome]
-        )
-        columns = {"effect": change, "std_error": error, "lower": change - reach, "upper": change + reach}
-        table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index)
-        shown = pd.DataFrame(means.numpy(), index=pd.Index(list(values), name=question.treatment), columns=list(names))
-        return cls(question.treatment, question.outcome, table, shown, identification)
-
     @property
     def difference(self) -> pd.Series:
         """The effects alone."""
@@ -347,6 +269,77 @@ class Effect:
     def _repr_html_(self) -> str:
         head = html.escape(f"effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}")
         return f"<p>{head}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
+
+
+def effect_of(
+    fitted: Fitted,
+    treatment: str,
+    outcome: str,
+    *,
+    set_to: Tensor,
+    values: Sequence[Any],
+    seen: Mapping[str, Tensor],
+    names: Sequence[str],
+    covariance: Tensor | None,
+    level: float,
+) -> Effect:
+    """Ask for an outcome after a treatment is set to each of some values; and, for the delta method, around it.
+
+    Args:
+        fitted: The model.
+        treatment: The node that is set.
+        outcome: The node that is looked at.
+        set_to: What the treatment is set to (1, values, width).
+        values: What a user calls these.
+        seen: What the effect is conditional on (1, 1, width).
+        names: Coordinates or levels of the outcome.
+        covariance: Of the raw parameters (P, P); None if the effect has no interval.
+        level: Nominal coverage of the interval.
+    """
+    cut = with_nodes_set(fitted, done=(treatment,), shown=tuple(seen))
+    question = Question(cut, batch_of(cut.structure, {**seen, treatment: set_to}), outcome)
+
+    def means(naturals: Naturals) -> Tensor:
+        """Means, or probabilities, of the outcome for each value of the treatment (values, width)."""
+        return question.at({**naturals, treatment: {}}).expected
+
+    def change(naturals: Naturals) -> Tensor:
+        """Their differences to the first value (1, differences)."""
+        told = means(naturals)
+        return (told[1:] - told[:1]).reshape(1, -1)
+
+    effect = change(fitted.naturals)[0]
+    error = torch.full_like(effect, torch.nan)
+    if covariance is not None:
+        above = {node for one in (outcome, *seen) for node in (one, *cut.structure.graph.ancestors(one))}
+        error = delta_errors(_slopes(fitted, change, above - {treatment}), covariance)
+    reach = float(special.ndtri((1 + level) / 2)) * error
+    index = pd.MultiIndex.from_product([list(values)[1:], list(names)], names=[treatment, outcome])
+    columns = {"effect": effect, "std_error": error, "lower": effect - reach, "upper": effect + reach}
+    table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index)
+    told = pd.DataFrame(
+        means(fitted.naturals).numpy(), index=pd.Index(list(values), name=treatment), columns=list(names)
+    )
+    return Effect(treatment, outcome, table, told, identify(fitted.structure.graph, treatment, outcome))
+
+
+def _slopes(fitted: Fitted, change: Callable[[Naturals], Tensor], relevant: Collection[str]) -> Tensor:
+    """Derivatives of differences (1, differences) in the raw parameters (differences, P).
+
+    What lies neither above the outcome nor above what is conditioned on has no say.
+    """
+    structure = fitted.structure
+    shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
+    point = point_of(fitted, shapes)
+    free = columns_of(shapes, {key for node in relevant for key in structure.keys[node].values()})
+
+    def changed(points: Tensor) -> Tensor:
+        return change(structure.naturals(unpack(points, shapes)))
+
+    slopes = torch.zeros(changed(point).shape[1], point.shape[1], dtype=torch.float64)
+    if bool(free.any()):
+        slopes[:, free] = differences(changed, point, torch.eye(len(free)).to(point)[free], at_once=1).T
+    return slopes
 
 
 # -- forecasts ---------------------------------------------------------------------------------------------------------

@@ -47,12 +47,11 @@ class Summary:
 
     def to_text(self, most: int = 200) -> str:
         """All of it as text, so many parameters at most; :meth:`to_frame` has all of them."""
-        frame = self.to_frame()
-        lines = _columns(self._heads(), [[str(name), *_cells(row)] for name, row in frame.head(most).iterrows()])
+        lines = [line.rstrip() for line in self._shown().head(most).to_string().splitlines()]
         width = max(len(line) for line in lines)
         facts = [f"{name}: {_fact(value)}" for name, value in self.all_facts().items()]
-        if len(frame) > most:
-            lines.append(f"... and {len(frame) - most} more: to_frame() has all of them")
+        if len(self.table) > most:
+            lines.append(f"... and {len(self.table) - most} more: to_frame() has all of them")
         rule, thin = "=" * width, "-" * width
         body = [rule, *_two_columns(facts, width), rule, lines[0], thin, *lines[1:], rule]
         notes = [f"[{place}] {text}" for place, text in enumerate(self.warnings, 1)]
@@ -65,16 +64,17 @@ class Summary:
 
     def _repr_html_(self) -> str:
         facts = pd.DataFrame([_fact(value) for value in self.all_facts().values()], index=list(self.all_facts()))
-        frame = self.to_frame()
-        names = pd.Index([printable(str(name), keep="") for name in frame.index], name="parameter")
-        table = pd.DataFrame([_cells(row) for _, row in frame.iterrows()], index=names, columns=self._heads()[1:])
         notes = "".join(f"<li>{html.escape(printable(text, keep=''))}</li>" for text in self.warnings)
-        return f"<div>{facts.to_html(header=False)}{table.to_html()}<ol>{notes}</ol></div>"
+        return f"<div>{facts.to_html(header=False)}{self._shown().to_html()}<ol>{notes}</ol></div>"
 
-    def _heads(self) -> list[str]:
-        tail = (1 - self.level) / 2
-        more = ["standardised"] if "standardised" in self.table else []
-        return ["parameter", "estimate", "std err", f"[{tail:.3g}", f"{1 - tail:.3g}]", *more, ""]
+    def _shown(self) -> pd.DataFrame:
+        """The parameters as strings, numbers to the right and notes to the left, under the heads of a printed table."""
+        frame, tail = self.to_frame(), (1 - self.level) / 2
+        shown = frame.drop(columns="note").map(lambda value: "" if pd.isna(value) else f"{value + 0.0:.4g}")
+        shown["note"] = frame["note"].str.ljust(max(map(len, frame["note"]), default=0))
+        heads = {"std_error": "std err", "lower": f"[{tail:.3g}", "upper": f"{1 - tail:.3g}]", "note": ""}
+        shown.index = pd.Index([printable(str(name), keep="") for name in frame.index])
+        return shown.rename(columns=heads).rename_axis(columns="parameter")
 
     def all_facts(self) -> dict[str, str | int | float]:
         """The facts, with how well a linear normal model fits."""
@@ -93,23 +93,6 @@ def _fact(value: str | float) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,}" if isinstance(value, int | np.integer) else f"{value:.6g}"
-
-
-def _cells(row: pd.Series) -> list[str]:
-    columns = ["estimate", "std_error", "lower", "upper", "standardised"]
-    numbers = [row[name] for name in columns if name in row]
-    return ["" if pd.isna(value) else f"{value + 0.0:.4g}" for value in numbers] + [str(row["note"])]
-
-
-def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Text set in columns, the first to the left, numbers to the right, notes to the left."""
-    widths = [max([len(heads[i]), *(len(row[i]) for row in rows)]) for i in range(len(heads))]
-    lines = []
-    for cells in (heads, *rows):
-        first, *numbers, note = cells
-        middle = "  ".join(cell.rjust(width) for cell, width in zip(numbers, widths[1:-1], strict=True))
-        lines.append(f"{first.ljust(widths[0])}  {middle}  {note.ljust(widths[-1])}".rstrip())
-    return lines
 
 
 def _two_columns(facts: Sequence[str], width: int) -> list[str]:

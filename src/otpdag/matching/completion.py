@@ -27,7 +27,7 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.likelihood.rows import count_ranges
 from otpdag.matching.mean_features import feature_columns
 from otpdag.settings import Completion
-from otpdag.simulation import complete_batch
+from otpdag.simulation import batch_of
 from otpdag.structure import Naturals, Structure
 
 
@@ -130,7 +130,7 @@ class CompletedRows:
         values = {node: value.clone() for node, value in self.batch.values.items()}
         for node, filled in values.items():
             filled[:, self.gaps] = self.drawn[node][:1].to(filled)
-        return complete_batch(self.structure, values, self.batch.weight[:1])
+        return batch_of(self.structure, values, self.batch.weight[:1])
 
     def mean_features(self, features: FittedFeatures, at_once: int = 2_000_000) -> Tensor:
         """Mean features of the completed rows (R, J); where they are not kept, so many numbers are made at a time."""
@@ -157,7 +157,7 @@ class CompletedRows:
         yield points, (own.unsqueeze(-1) * self.shares).flatten(1)
 
     def _features(self, features: FittedFeatures, values: Mapping[str, Tensor], at: Tensor | EllipsisType) -> Tensor:
-        some = complete_batch(self.structure, {node: value[:, at] for node, value in values.items()})
+        some = batch_of(self.structure, {node: value[:, at] for node, value in values.items()})
         with torch.no_grad():
             return features.of(feature_columns(self.structure, some))
 

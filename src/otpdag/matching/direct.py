@@ -30,7 +30,7 @@ from otpdag.noise import Streams
 from otpdag.numerics import FixedPoint
 from otpdag.problem import LossTerms, Minibatched, Pace, Refinement, Units, WrappedProblem, units_of
 from otpdag.settings import Direct
-from otpdag.simulation import ancestral, complete_batch
+from otpdag.simulation import ancestral, batch_of
 from otpdag.structure import Naturals, Structure
 
 
@@ -173,7 +173,7 @@ class DirectProblem(TableRows):
         rows = self.direct.whitening_rows
         recycled = torch.arange(rows) % self.rows
         given = {node: self.batch.values[node][:1, recycled] for node in structure.given}
-        sample = complete_batch(structure, ancestral(structure, naturals, rows, generator, do=given))
+        sample = batch_of(structure, ancestral(structure, naturals, rows, generator, do=given))
         columns = feature_columns(structure, sample)
         features = self.features.rewhitened(columns, sample.weight, self.direct.features.model_ridge)
         return replace(self, features=features)

@@ -31,7 +31,7 @@ from otpdag.errors import (
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.model import archive
 from otpdag.model.base import ModelBase
-from otpdag.simulation import ancestral, ancestral_sequences
+from otpdag.simulation import ancestral, ancestral_sequences, batch_of
 from otpdag.structure import Naturals
 
 
@@ -207,7 +207,7 @@ class Model(ModelBase):
         self._check_question(names, seen, set_to)
         known = {**seen, **set_to}
         fitted = queries.with_nodes_set(self.fitted, done=tuple(set_to), shown=tuple(seen))
-        batch = queries.one_batch(known, fitted.structure)
+        batch = batch_of(fitted.structure, known)
         fitted.structure.check_given(batch.mask)
         notes: list[str] = []
         answer: pd.Series | pd.DataFrame
@@ -310,7 +310,7 @@ class Model(ModelBase):
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         if data is not None:
             covariance = covariance_on_rows(self.fitted, self._read_rows(data)[0])
-        set_to = self._values({treatment: list(values)}, "values")
+        set_to = self._values({treatment: list(values)}, "values")[treatment]
         seen = self._values(on or {}, "on")
         if any(value.shape[1] > 1 for value in seen.values()):
             raise ModelError("on takes one value of each node; ask for several one by one")
@@ -319,9 +319,17 @@ class Model(ModelBase):
             if self.spaces[outcome].is_discrete
             else list(self._known_schema()[outcome].names)
         )
-        question = queries.EffectQuestion(self.fitted, treatment, outcome, set_to, seen)
-        known = identify(self.graph, treatment, outcome)
-        return queries.Effect.of(question, names, list(values), known, covariance=covariance, level=level)
+        return queries.effect_of(
+            self.fitted,
+            treatment,
+            outcome,
+            set_to=set_to,
+            values=list(values),
+            seen=seen,
+            names=names,
+            covariance=covariance,
+            level=level,
+        )
 
     def counterfactual(
         self,
