@@ -180,16 +180,16 @@ def make_rows(rng, layout, family, *, many, thinned=False, expected=False, share
     """Some rows of the table with weights, a sample of them, and rows that are only likely to show the family."""
     rows = torch.as_tensor(rng.permutation(ROWS)[:many])
     weight = torch.as_tensor(rng.uniform(0.5, 2.0, size=(1 if shared else REPLICAS, many)))
-    complete = ((SimpleNamespace(rows=rows), weight),)
+    complete = (taken(layout, family, rows, weight),)
     if expected:
         likely = taken(
             layout, family, torch.as_tensor(rng.permutation(ROWS)[:7]), torch.as_tensor(rng.random((REPLICAS, 7)))
         )
-        return Rows(layout, family, complete, (likely,))
+        return Rows(family, complete, (likely,))
     part = slice(0, many // 2 if thinned else many)
     factor = 2.0 if thinned else 1.0
     sample = taken(layout, family, rows[part], factor * weight[:, part])
-    return Rows(layout, family, complete, (), (sample,), thinned)
+    return Rows(family, complete, (), (sample,), thinned)
 
 
 def plain_step(family, raw, statistics, slopes, replica):
@@ -206,7 +206,7 @@ def plain_step(family, raw, statistics, slopes, replica):
         weight = rows.weight[replica if len(rows.weight) > 1 else 0]
         return (weight * family.log_prob(natural(flat), rows.values)[0]).sum()
 
-    shown = statistics.shown()
+    (shown,) = statistics.complete
 
     def exact(flat):
         tilted = sum((natural(flat)[name][0] * slope[replica]).sum() for name, slope in slopes.items())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.likelihood.elimination.evidence import CHUNK, Counts, Moments, Rows, Statistics, weighed
+from otpdag.likelihood.elimination.evidence import CHUNK, Counts, Moments, Rows, Statistics, joined, weighed
 from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, stacked_replicas
 from otpdag.mechanisms.base import Buffered, ExponentialFamily, Mechanism, Params, Regressed, buffers_of
 from otpdag.structure import Naturals, Structure, pack, parameter_places, unpack
@@ -299,7 +299,7 @@ class _SideBySide:
     def of(cls, parts: Sequence[Rows], replicas: int) -> _SideBySide:
         families = [part.family for part in parts]
         samples = [part.sample[0] for part in parts if part.sample]
-        complete = _stacked_rows(families, [part.shown() for part in parts], replicas)
+        complete = _stacked_rows(families, [joined(part.complete)[0] for part in parts], replicas)
         sample = _stacked_rows(families, samples, replicas)
         return cls(families[0], sample, complete, _flattest([part.thinned for part in parts]).repeat(replicas, 1))
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -24,9 +22,6 @@ from otpdag.mechanisms.base import Noise
 from otpdag.noise import draw_noise
 from otpdag.numerics import bounded_threads
 from otpdag.structure import Naturals, Structure
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 BUDGET = EliminationOptions(48, 96, largest_table=2**23)  # twice the points of a fit
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
@@ -67,17 +62,6 @@ class Fitted:
                 )
 
 
-def _on_few_threads(function: Callable[P, T]) -> Callable[P, T]:
-    """Chunks are small: more threads would cost more than they save."""
-
-    @functools.wraps(function)
-    def bounded(*args: P.args, **kwargs: P.kwargs) -> T:
-        with bounded_threads(0):
-            return function(*args, **kwargs)
-
-    return bounded
-
-
 def _layouts(
     fitted: Fitted, batch: Batch, notes: list[str] | None, keep: tuple[str, ...] = (), *, merged: bool = True
 ) -> Iterator[tuple[Tensor, Layout]]:
@@ -91,7 +75,7 @@ def _layouts(
         yield index, moved(fitted.naturals, layout)
 
 
-@_on_few_threads
+@bounded_threads(0)
 def log_likelihood(fitted: Fitted, batch: Batch, notes: list[str] | None = None) -> Tensor:
     """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,).
 
@@ -102,7 +86,7 @@ def log_likelihood(fitted: Fitted, batch: Batch, notes: list[str] | None = None)
     return torch.cat(parts)
 
 
-@_on_few_threads
+@bounded_threads(0)
 def state_probabilities(fitted: Fitted, batch: Batch, node: str, notes: list[str] | None = None) -> Tensor:
     """Posterior probabilities of a hidden or missing category, row by row: (N, K); notes as in `log_likelihood`."""
     fitted.check_densities("state probabilities")
@@ -110,7 +94,7 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str, notes: list[str
     return torch.cat([posterior.state_probabilities(fitted.naturals, layout, node) for _, layout in layouts])
 
 
-@_on_few_threads
+@bounded_threads(0)
 def posterior_draws(
     fitted: Fitted,
     batch: Batch,

@@ -152,7 +152,6 @@ class Rows:
     """Rows themselves, for families without a summary.
 
     Attributes:
-        layout: Where the values are.
         family: Which family.
         complete: Rows that show all of it, with their weights (1 or R, n).
         expected: All that others may be, with weights times beliefs (R, n).
@@ -160,9 +159,8 @@ class Rows:
         thinned: Whether the sample lacks some of them.
     """
 
-    layout: Layout
     family: FamilyView
-    complete: tuple[tuple[Complete, Tensor], ...]
+    complete: tuple[WeighedRows, ...]
     expected: tuple[WeighedRows, ...]
     sample: tuple[WeighedRows, ...] | None = None
     thinned: bool = False
@@ -171,23 +169,31 @@ class Rows:
         """The sum of all log-densities (R,), or its estimate from the sample."""
         if self.sample is None:
             return _total(self.parts(params))
-        sums = [weighed(one.weight, self.family.log_prob(params, one.values, one.mask)) for one in self.sample]
-        return torch.stack(torch.broadcast_tensors(*sums)).sum(0)
+        return torch.stack(torch.broadcast_tensors(*(self._sum(params, one) for one in self.sample))).sum(0)
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         """Sums of log-densities (R,) over complete and over expected rows, in chunks."""
-        for chunk in self._complete_rows():
-            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+        for chunk in self._chunks(self.complete):
+            total = self._sum(params, chunk)
             yield total, torch.zeros_like(total)
-        for chunk in self._expected_rows():
-            total = weighed(chunk.weight, self.family.log_prob(params, chunk.values, chunk.mask))
+        for chunk in self._chunks(self.expected):
+            total = self._sum(params, chunk)
             yield torch.zeros_like(total), total
+
+    def _sum(self, params: Params, rows: WeighedRows) -> Tensor:
+        return weighed(rows.weight, self.family.log_prob(params, rows.values, rows.mask))
+
+    @staticmethod
+    def _chunks(parts: Sequence[WeighedRows]) -> Iterator[WeighedRows]:
+        for rows in parts:
+            many, step = rows.weight.shape[1], max(1, CHUNK // len(rows.weight))
+            yield from [rows] if many <= step else (rows.at(slice(at, at + step)) for at in range(0, many, step))
 
     def by_coordinate(self, shift: Tensor) -> Tensor:
         """Moments about a shift (W,) as :meth:`Moments.by_coordinate` has them, of the coordinates that are seen."""
         family, dim = self.family.mechanism.family, self.family.widths[-1]
         total = torch.zeros((), dtype=torch.float64)
-        for rows in (*self._complete_rows(), *self._expected_rows()):
+        for rows in self._chunks((*self.complete, *self.expected)):
             weight, value = rows.weight.unsqueeze(-1), rows.values[self.family.node]
             config, beside = configurations(family, rows.values), numeric(family, rows.values)
             share = weight if config is None else weight * config
@@ -203,48 +209,18 @@ class Rows:
     @property
     def can_be_stacked(self) -> bool:
         """Whether all there is are rows in one array, and a sample in another, that show all cells of the node."""
-        sample = self.sample or ()
-        if len(sample) != 1 or sample[0].mask is not None or self.expected or not self.complete:
-            return False
-        return self.family.widths[-1] == 1 or all(bool(self._mask(one.rows).all()) for one, _ in self.complete)
+        arrays = (*(self.sample or ()), *self.complete)
+        whole = all(rows.mask is None for rows in arrays)
+        return whole and len(self.sample or ()) == 1 and bool(self.complete) and not self.expected
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Rows that show the family, and rows of the sample."""
-        sampled = sum(one.weight.shape[1] for one in self.sample or ())
-        return sum(len(complete.rows) for complete, _ in self.complete), sampled
-
-    def shown(self) -> WeighedRows:
-        """All rows that show the family."""
-        rows = torch.cat([complete.rows for complete, _ in self.complete])
-        return complete_rows(self.layout, self.family, rows, torch.cat([weight for _, weight in self.complete], 1))
-
-    def _mask(self, rows: Tensor) -> Tensor:
-        return self.layout.batch.mask[self.family.node].index_select(1, rows)
-
-    def _complete_rows(self) -> Iterator[WeighedRows]:
-        for complete, weight in self.complete:
-            for at in range(0, len(complete.rows), CHUNK):
-                rows = complete.rows[at : at + CHUNK]
-                yield complete_rows(self.layout, self.family, rows, weight[:, at : at + CHUNK])
-
-    def _expected_rows(self) -> Iterator[WeighedRows]:
-        for rows in self.expected:
-            step = max(1, CHUNK // len(rows.weight))
-            for at in range(0, rows.weight.shape[1], step):
-                some = slice(at, at + step)
-                values = {name: value[:, some] for name, value in rows.values.items()}
-                yield WeighedRows(values, rows.weight[:, some], None if rows.mask is None else rows.mask[:, some])
+        shown, sampled = (sum(one.weight.shape[1] for one in rows) for rows in (self.complete, self.sample or ()))
+        return shown, sampled
 
 
 Statistics = Counts | Moments | Rows
-
-
-def complete_rows(layout: Layout, family: FamilyView, rows: Tensor, weight: Tensor) -> WeighedRows:
-    """Rows of data that show a family."""
-    values = {name: layout.batch.values[name].index_select(1, rows) for name in family.names}
-    mask = layout.batch.mask[family.node].index_select(1, rows)
-    return WeighedRows(values, weight, None if bool(mask.all()) else mask)
 
 
 def joined(parts: Sequence[WeighedRows]) -> tuple[WeighedRows, ...]:
@@ -349,27 +325,19 @@ class Summary:
                 return (Counts(*sums, (self.factors.log_table(place),) if is_known else None),)
             equations = self.factors.family_equations(place) if is_known else None
             statistics.append(Moments(*sums, equations, shift=self.layout.table.shifts[place]))
-        plain = tuple((part, self.weight[:, part.rows]) for part in parts if part.columns is None)
+        plain = tuple(
+            WeighedRows(part.values, self.weight[:, part.rows], part.mask) for part in parts if part.columns is None
+        )
         rows = tuple(self.rows.get(place, ()))
         if plain or rows or place in self.samples:
             most = self.sampled.get(family.node)
-            sample = self._joined_sample(family, plain) if most else None
-            many = max(self.layout.entries_on_points[place], *(len(part.rows) for part, _ in plain), 0)
-            statistics.append(Rows(self.layout, family, plain, rows, sample, most is not None and many > most))
+            sample = None
+            if most:
+                shown = (_sample(part, part.weight.shape[1] // most) for part in plain)
+                sample = joined([*self.samples.get(place, ()), *shown])
+            many = max(self.layout.entries_on_points[place], *(part.weight.shape[1] for part in plain), 0)
+            statistics.append(Rows(family, plain, rows, sample, most is not None and many > most))
         return tuple(statistics)
-
-    def _joined_sample(self, family: FamilyView, plain: Sequence[tuple[Complete, Tensor]]) -> tuple[WeighedRows, ...]:
-        """Rows that show the family, and rows on points, that stand for all of them; side by side where they can be."""
-        parts = list(self.samples.get(family.place, ()))
-        for complete, weight in plain:
-            step = len(complete.rows) // self.sampled[family.node]
-            if step <= 1:
-                parts.append(complete_rows(self.layout, family, complete.rows, weight))
-                continue
-            at = spread_evenly(len(complete.rows), step).to(complete.rows.device)
-            scale = len(complete.rows) / len(at)
-            parts.append(complete_rows(self.layout, family, complete.rows[at], scale * weight[:, at]))
-        return joined(parts)
 
     def _add(self, block: Block) -> None:
         evaluated = self.factors.evaluate(block)
@@ -405,8 +373,8 @@ class Summary:
                 if family.node not in self.sampled:
                     self.rows.setdefault(family.place, []).append(weighed_rows)
                 elif self.sampled[family.node]:
-                    share = self.sampled[family.node] / max(1, self.layout.entries_on_points[family.place])
-                    self.samples.setdefault(family.place, []).append(_sample(weighed_rows, share))
+                    step = self.layout.entries_on_points[family.place] // self.sampled[family.node]
+                    self.samples.setdefault(family.place, []).append(_sample(weighed_rows, step))
         if attached:
             with torch.enable_grad():
                 self.slopes.add(dict.fromkeys(nodes), torch.stack(attached).sum())
@@ -458,17 +426,14 @@ def joint_belief(family: FamilyView, source: Source, banks: Banks) -> Tensor:
     return table.permute(0, *(1 + order.index(n) for n in family.members))
 
 
-def _sample(rows: WeighedRows, share: float) -> WeighedRows:
-    """Some entries, evenly spread, with larger weights."""
-    step = int(1 / share)
+def _sample(rows: WeighedRows, step: int) -> WeighedRows:
+    """One of so many entries, evenly spread, with larger weights."""
     if step <= 1:
         return rows
-    at = spread_evenly(rows.weight.shape[1], step).to(rows.weight.device)
-    weight = rows.weight[:, at]
-    values = {name: value[:, at] for name, value in rows.values.items()}
-    total, kept = rows.weight.sum(-1, keepdim=True), weight.sum(-1, keepdim=True)
+    some = rows.at(spread_evenly(rows.weight.shape[1], step))
+    total, kept = rows.weight.sum(-1, keepdim=True), some.weight.sum(-1, keepdim=True)
     scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
-    return WeighedRows(values, scale * weight, None if rows.mask is None else rows.mask[:, at])
+    return replace(some, weight=scale * some.weight)
 
 
 @lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -66,6 +66,11 @@ class WeighedRows:
     values: Mapping[str, Tensor]
     weight: Tensor
     mask: Tensor | None = None
+
+    def at(self, some: slice | Tensor) -> WeighedRows:
+        """Some of them."""
+        values = {name: value[:, some] for name, value in self.values.items()}
+        return WeighedRows(values, self.weight[:, some], None if self.mask is None else self.mask[:, some])
 
 
 FAR_OUT = 2.0**60
@@ -410,12 +415,16 @@ class Complete:
         code: The joint state of a family of categories, or the configuration of the categories among the parents of a
             linear normal one (n,); none for other families.
         columns: The columns of a linear normal family, less their shift (n, W).
+        values: Of other families, and of vectors that are seen in part, all members (1, n, width).
+        mask: Which cells of the node are seen, where that is not all of them (1, n, width).
     """
 
     family: int
     rows: Tensor
     code: Tensor | None = None
     columns: Tensor | None = None
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    mask: Tensor | None = None
 
 
 class TableView:
@@ -498,7 +507,14 @@ class TableView:
             columns = torch.from_numpy(self.numbers[np.ix_(rows, np.array([*at, 1]))]).to(self.like)
             code = torch.from_numpy(self.code(rows, family.selectors))
             return Complete(family.place, index, code, columns - self.shifts[family.place])
-        return Complete(family.place, index)
+        values, mask = self.shown(family, index)
+        return Complete(family.place, index, values=values, mask=mask)
+
+    def shown(self, family: FamilyView, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Values of all members of a family in some rows, and which cells of its node are seen, unless all are."""
+        values = {name: self.batch.values[name].index_select(1, rows) for name in family.names}
+        mask = self.batch.mask[family.node].index_select(1, rows)
+        return values, None if bool(mask.all()) else mask
 
     def code(self, rows: Ints, members: Sequence[tuple[int, int]]) -> Ints:
         """Joint states of some categories, the last fastest."""

@@ -698,10 +698,7 @@ class Factors:
         layout, family = self.layout, self.layout.families[complete.family]
         if family.is_table and complete.code is not None:
             return self.log_table(complete.family).flatten(1).index_select(1, complete.code)
-        batch = layout.batch
-        values = {name: batch.values[name].index_select(1, complete.rows) for name in family.names}
-        mask = batch.mask[family.node].index_select(1, complete.rows)
-        return family.log_prob(self.naturals[family.node], values, None if bool(mask.all()) else mask)
+        return family.log_prob(self.naturals[family.node], *layout.table.shown(family, complete.rows))
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
