@@ -59,7 +59,7 @@ class _Sums(ABC):
         family: Which family.
         complete: Sums over rows that show all of it (1 or R, ...).
         expected: Over all others, under the backward map (R, ...).
-        known: What the family's parameters make of it, if that is known already: what :meth:`evaluated` returns.
+        known: What :meth:`FamilyView.evaluated` returns, if that is known already.
     """
 
     family: FamilyView
@@ -68,16 +68,12 @@ class _Sums(ABC):
     known: tuple[Tensor, ...] | None = None
 
     @abstractmethod
-    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
-        """What a sum of log-densities needs of the parameters (R, ...)."""
-
-    @abstractmethod
     def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
         """The sum of log-densities (R,)."""
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
         """Sums of log-densities (R,) over complete and over expected rows."""
-        evaluated = self.evaluated(params) if self.known is None else self.known
+        evaluated = self.family.evaluated(params) if self.known is None else self.known
         yield self.total(self.complete, evaluated), self.total(self.expected, evaluated)
 
     def height(self, params: Params) -> Tensor:
@@ -104,10 +100,6 @@ class _Sums(ABC):
 class Counts(_Sums):
     """How often each joint state of a family of categories occurs (R, states); known are their log-probabilities."""
 
-    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
-        """Log-probabilities of all states."""
-        return (self.family.log_table(params),)
-
     def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
         """Counts times log-probabilities."""
         return weighed(sums, evaluated[0].flatten(1))
@@ -127,10 +119,6 @@ class Moments(_Sums):
     """
 
     shift: Tensor = field(kw_only=True)
-
-    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
-        """The family's equations."""
-        return self.family.equations(params)
 
     def total(self, sums: Tensor, evaluated: Sequence[Tensor]) -> Tensor:
         r""":math:`\sum_c n_c \log c_c - \tfrac12 \mathrm{tr}(A_c M_c A_c^\top)`."""
@@ -300,31 +288,26 @@ class Summary:
         self.counts: dict[int, Tensor] = {}
         self.rows: dict[int, list[WeighedRows]] = {}
         self.samples: dict[int, list[WeighedRows]] = {}
-        self.moments: dict[int, Tensor] = {}
         self.integrated: Tensor | None = None
 
     def families(self) -> dict[str, tuple[Statistics, ...]]:
         """Add all blocks, and return the statistics of each node's family."""
         for block in self.layout.blocks:
             self._add(block)
-        self._add_integrated()
-        complete = complete_parts(self.layout)
-        return {f.node: self._statistics(f, complete[f.place]) for f in self.layout.families}
+        return {family.node: self._statistics(family) for family in self.layout.families}
 
-    def _statistics(self, family: FamilyView, parts: Sequence[Complete]) -> tuple[Statistics, ...]:
+    def _statistics(self, family: FamilyView) -> tuple[Statistics, ...]:
         """A summary of the rows that have one, and the rest of the rows."""
-        place = family.place
-        # what is known of a family holds at these parameters; one of which a sample is kept will be tried at others
-        is_known = not self.sampled.get(family.node)
+        place, parts = family.place, self.layout.complete[family.place]
         statistics: list[Statistics] = []
         if family.is_table or family.is_linear:
-            seen = self.complete[place]
-            expected = (self.counts if family.is_table else self.moments).get(place)
-            sums = (family, seen, torch.zeros_like(seen) if expected is None else expected)
+            seen, expected = self.complete[place], self._expected(family)
+            # what is known of a family holds at these parameters; one of which a sample is kept is tried at others
+            known = None if self.sampled.get(family.node) else self.factors.evaluated(place)
+            sums = (family, seen, torch.zeros_like(seen) if expected is None else expected, known)
             if family.is_table:
-                return (Counts(*sums, (self.factors.log_table(place),) if is_known else None),)
-            equations = self.factors.family_equations(place) if is_known else None
-            statistics.append(Moments(*sums, equations, shift=self.layout.table.shifts[place]))
+                return (Counts(*sums),)
+            statistics.append(Moments(*sums, shift=self.layout.table.shifts[place]))
         plain = tuple(
             WeighedRows(part.values, self.weight[:, part.rows], part.mask) for part in parts if part.columns is None
         )
@@ -338,6 +321,13 @@ class Summary:
             many = max(self.layout.entries_on_points[place], *(part.weight.shape[1] for part in plain), 0)
             statistics.append(Rows(family, plain, rows, sample, most is not None and many > most))
         return tuple(statistics)
+
+    def _expected(self, family: FamilyView) -> Tensor | None:
+        """Counts or moments of rows that do not show the family."""
+        if family.is_table or self.integrated is None:
+            return self.counts.get(family.place)
+        first, used = self.layout.table.offsets[family.place], len(family.columns) + 1
+        return self.integrated[:, first : first + family.configurations, :used, :used]
 
     def _add(self, block: Block) -> None:
         evaluated = self.factors.evaluate(block)
@@ -407,15 +397,6 @@ class Summary:
                 moments = moments * share[None, :, None, :, None, None]
             self._add_integrals(config.flatten(), moments.flatten(1, 3))
 
-    def _add_integrated(self) -> None:
-        """Give each linear family its own of these moments."""
-        if self.integrated is None:
-            return
-        for place, first in self.layout.table.offsets.items():
-            family = self.layout.families[place]
-            used = len(family.columns) + 1
-            self.moments[place] = self.integrated[:, first : first + family.configurations, :used, :used]
-
 
 def joint_belief(family: FamilyView, source: Source, banks: Banks) -> Tensor:
     """Beliefs of all tables of a family of categories as one over all its members (R, *parents, states)."""
@@ -456,18 +437,12 @@ def complete_sums(layout: Layout, weight: Tensor) -> dict[int, Tensor]:
 
     They depend on the rows and their weights (1 or R, N) alone, whatever the parameters.
     """
-    parts = complete_parts(layout)
-    tables = {f.place: _state_counts(parts[f.place], weight, f) for f in layout.families if f.is_table}
-    others = (family for family in layout.families if family.is_linear and not family.is_table)
-    return tables | {family.place: _column_moments(parts[family.place], weight, family) for family in others}
-
-
-def complete_parts(layout: Layout) -> dict[int, list[Complete]]:
-    """The rows that show all of each family."""
-    complete: dict[int, list[Complete]] = {family.place: [] for family in layout.families}
-    for part in layout.complete:
-        complete[part.family].append(part)
-    return complete
+    sums = {}
+    for family in layout.families:
+        if family.is_table or family.is_linear:
+            ask = _state_counts if family.is_table else _column_moments
+            sums[family.place] = ask(layout.complete[family.place], weight, family)
+    return sums
 
 
 def _state_counts(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
@@ -532,8 +507,8 @@ def log_evidence(naturals: Naturals, layout: Layout, tempering: Tempering = LIKE
     with torch.no_grad():
         factors = Factors(layout, naturals, tempering)
         total = torch.zeros(factors.replicas, layout.batch.rows).to(layout.batch.weight)
-        for complete in layout.complete:
-            total[:, complete.rows] += tempering.power * factors.complete_log_prob(complete)
+        for rows, log_prob in factors.complete_log_probs():
+            total[:, rows] += tempering.power * log_prob
         for block in layout.blocks:
             total.index_add_(1, block.piece_row, factors.evaluate(block).log_z[:, block.piece])
         return total

@@ -178,6 +178,10 @@ class FamilyView:
         table = self.log_prob(params, values)
         return table.reshape(len(table), *self.widths)
 
+    def evaluated(self, params: Params) -> tuple[Tensor, ...]:
+        """What sums over rows need of the parameters: log-probabilities of a table, or equations of a linear family."""
+        return (self.log_table(params),) if self.is_table else self.equations(params)
+
     def equations(self, params: Params) -> tuple[Tensor, Tensor]:
         r"""Coefficients of the noise :math:`u = A (x, pa, 1)^\top`, and :math:`\log |du/dx| - d/2 \log 2\pi`.
 
@@ -410,7 +414,6 @@ class Complete:
     """Rows of data in which a family has no unknown member.
 
     Attributes:
-        family: Which family.
         rows: The rows (n,).
         code: The joint state of a family of categories, or the configuration of the categories among the parents of a
             linear normal one (n,); none for other families.
@@ -419,7 +422,6 @@ class Complete:
         mask: Which cells of the node are seen, where that is not all of them (1, n, width).
     """
 
-    family: int
     rows: Tensor
     code: Tensor | None = None
     columns: Tensor | None = None
@@ -488,27 +490,28 @@ class TableView:
             means.append(float(column[seen].mean()) if seen.any() else 0.0)
         return torch.tensor([*means, 0.0], dtype=torch.float64).to(self.like)
 
-    def complete(self, parts: Sequence[tuple[Ints, Flags]]) -> tuple[Complete, ...]:
-        """Rows of complete families; linear ones that are seen in part go by themselves."""
-        complete = []
+    def complete(self, parts: Sequence[tuple[Ints, Flags]]) -> dict[int, list[Complete]]:
+        """Rows that show all of each family; linear ones that are seen in part go by themselves."""
+        complete = {}
         for family in self.families:
             rows = np.concatenate([chosen[flags[:, family.place]] for chosen, flags in parts])
             part = self.partly[rows, family.place]
-            complete += [self._complete_rows(family, some) for some in (rows[~part], rows[part]) if len(some)]
-        return tuple(complete)
+            each = (rows[~part], rows[part])
+            complete[family.place] = [self._complete_rows(family, some) for some in each if len(some)]
+        return complete
 
     def _complete_rows(self, family: FamilyView, rows: Ints) -> Complete:
         index = torch.from_numpy(rows)
         if family.is_table:
             sizes = dict(zip(family.members, family.widths, strict=True))
-            return Complete(family.place, index, torch.from_numpy(self.code(rows, list(sizes.items()))))
+            return Complete(index, torch.from_numpy(self.code(rows, list(sizes.items()))))
         if family.is_linear and not self.partly[rows, family.place].any():
             at = [self.column_of[column] for column in family.columns]
             columns = torch.from_numpy(self.numbers[np.ix_(rows, np.array([*at, 1]))]).to(self.like)
             code = torch.from_numpy(self.code(rows, family.selectors))
-            return Complete(family.place, index, code, columns - self.shifts[family.place])
+            return Complete(index, code, columns - self.shifts[family.place])
         values, mask = self.shown(family, index)
-        return Complete(family.place, index, values=values, mask=mask)
+        return Complete(index, values=values, mask=mask)
 
     def shown(self, family: FamilyView, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Values of all members of a family in some rows, and which cells of its node are seen, unless all are."""

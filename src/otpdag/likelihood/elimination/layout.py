@@ -455,14 +455,14 @@ class Layout:
         table: The rows by families.
         planner: Plans of the kinds of pieces that there are.
         blocks: Pieces of unknowns.
-        complete: What is read without unknowns.
+        complete: Of each family the rows that show all of it.
     """
 
     structure: Structure
     table: TableView = field(repr=False)
     planner: Planner = field(repr=False)
     blocks: tuple[Block, ...]
-    complete: tuple[Complete, ...]
+    complete: Mapping[int, Sequence[Complete]]
 
     def __repr__(self) -> str:
         return (

@@ -386,8 +386,8 @@ def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tens
     numbers = RandomNumbers(torch.Generator().manual_seed(0))  # conditionals are one or zero: nothing is left to chance
     with torch.no_grad():
         factors = Factors(layout, naturals, Tempering(), largest=True)
-        for complete in layout.complete:
-            total[complete.rows] += factors.complete_log_prob(complete)[0]
+        for rows, log_prob in factors.complete_log_probs():
+            total[rows] += log_prob[0]
         for block in layout.blocks:
             evaluated = factors.evaluate(block)
             total.index_add_(0, block.piece_row, evaluated.log_z[0, block.piece])

@@ -36,8 +36,9 @@ row of their equations: log-densities are products of matrices, and so are secon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -47,7 +48,6 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination.families import (
-    Complete,
     FamilyView,
     Flags,
     Ints,
@@ -57,7 +57,6 @@ from otpdag.likelihood.elimination.families import (
 )
 from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Sizes, Source, SplitSource, Step
 from otpdag.likelihood.elimination.unknown_numbers import Equations, Integrals, LinearGroup, Points
-from otpdag.mechanisms.base import Params
 from otpdag.structure import Naturals
 
 Banks = dict[Sizes, Tensor]
@@ -631,26 +630,15 @@ class Factors:
                 f"the points of unknown numbers were placed for another number of replicas than {self.replicas}: place "
                 "them anew by `moved`, from the layout that `lay_out` made"
             )
-        self._tables: dict[int, tuple[Tensor, ...]] = {}
-        self._family_equations: dict[int, tuple[Tensor, ...]] = {}
-        self._equations: Equations | None = None
+        self._known: dict[int, tuple[Tensor, ...]] = {}
 
-    def log_table(self, place: int) -> Tensor:
-        """Log-probabilities of all joint states of a family of categories: (R, *parents, states)."""
-        if place not in self._tables:
-            self._tables |= self._asked(place, lambda family, params: (family.log_table(params),))
-        return self._tables[place][0]
+    def evaluated(self, place: int) -> tuple[Tensor, ...]:
+        """Log-probabilities of all joint states of a family (R, *parents, states), or equations of a linear one."""
+        if place not in self._known:
+            self._known |= self._asked(place)
+        return self._known[place]
 
-    def family_equations(self, place: int) -> tuple[Tensor, Tensor]:
-        """Coefficients and constants of a linear family."""
-        if place not in self._family_equations:
-            self._family_equations |= self._asked(place, lambda family, params: family.equations(params))
-        coefficients, constants = self._family_equations[place]
-        return coefficients, constants
-
-    def _asked(
-        self, place: int, ask: Callable[[FamilyView, Params], tuple[Tensor, ...]]
-    ) -> dict[int, tuple[Tensor, ...]]:
+    def _asked(self, place: int) -> dict[int, tuple[Tensor, ...]]:
         """What a family answers at its parameters, and all that are alike, which stand on the replica axis together.
 
         Where gradients are taken each is asked alone: they are read family by family.
@@ -658,24 +646,19 @@ class Factors:
         family = self.layout.families[place]
         if self.attached and any(value.requires_grad for value in self.naturals[family.node].values()):
             with torch.enable_grad():
-                return {place: ask(family, self.naturals[family.node])}
+                return {place: family.evaluated(self.naturals[family.node])}
         alike = self.layout.alike[place]
         each = [self.naturals[self.layout.families[one].node] for one in alike]
         if len(each) == 1:
-            return {place: ask(family, each[0])}
+            return {place: family.evaluated(each[0])}
         params = {name: stacked_replicas([own[name] for own in each], self.replicas) for name in each[0]}
         with torch.no_grad():
-            answers = [one.unflatten(0, (-1, len(alike))).unbind(1) for one in ask(family, params)]
+            answers = [one.unflatten(0, (-1, len(alike))).unbind(1) for one in family.evaluated(params)]
         return dict(zip(alike, zip(*answers, strict=True), strict=True))
 
-    @property
+    @cached_property
     def equations(self) -> Equations:
         """The equations of all linear families."""
-        if self._equations is None:
-            self._equations = self._all_equations()
-        return self._equations
-
-    def _all_equations(self) -> Equations:
         layout = self.layout
         linear = [layout.families[place] for place in layout.table.offsets]
         width = max(len(family.columns) for family in linear) + 1
@@ -686,19 +669,22 @@ class Factors:
         constants = torch.zeros(self.replicas, rows).to(like)
         shift = torch.zeros(rows, width).to(like)
         for family in linear:
-            some, constant = self.family_equations(family.place)
+            some, constant = self.evaluated(family.place)
             at = slice(layout.table.offsets[family.place], layout.table.offsets[family.place] + family.configurations)
             coefficients[:, at, : some.shape[2], : some.shape[3]] = some.detach()
             constants[:, at] = constant.detach()
             shift[at, : some.shape[3]] = layout.table.shifts[family.place]
         return Equations(coefficients, constants, shift)
 
-    def complete_log_prob(self, complete: Complete) -> Tensor:
-        """Log-density of a family in the rows that know all of it (R, n)."""
-        layout, family = self.layout, self.layout.families[complete.family]
-        if family.is_table and complete.code is not None:
-            return self.log_table(complete.family).flatten(1).index_select(1, complete.code)
-        return family.log_prob(self.naturals[family.node], *layout.table.shown(family, complete.rows))
+    def complete_log_probs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of each family the rows that show all of it (n,), and their log-densities (R, n)."""
+        for family in self.layout.families:
+            for complete in self.layout.complete[family.place]:
+                if family.is_table and complete.code is not None:
+                    yield complete.rows, self.evaluated(family.place)[0].flatten(1).index_select(1, complete.code)
+                else:
+                    values, mask = self.layout.table.shown(family, complete.rows)
+                    yield complete.rows, family.log_prob(self.naturals[family.node], values, mask)
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
@@ -739,7 +725,7 @@ class Factors:
     def _of_states(self, source: Source) -> Tensor:
         """(R, configurations of seen members, *sizes)."""
         family = self.layout.families[source.place]
-        table = self.log_table(source.place).detach()
+        table = self.evaluated(source.place)[0].detach()
         table = self.tempering.of(family, table, seen=source.place not in source.members)
         table = table + self.tempering.tilt.get(source.place, 0.0)
         seen = [1 + axis for axis, n in enumerate(family.members) if n not in source.members]
