@@ -17,7 +17,6 @@ from otpdag.likelihood.chain_problem import (
     FEWEST_UNITS,
     _by_kind,
     chain_problem,
-    chain_terms,
     expected_log_potential,
 )
 from otpdag.problem import packed_point
@@ -34,29 +33,33 @@ def naturals(model):
     return model._naturals
 
 
+def problem_of(model, data, eps=1.0):
+    schema = Schema.of(model.spaces, model.graph)
+    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden)
+    return chain_problem(model.structure, batch, Layout.of(model.structure).shapes, eps, 0)
+
+
+def point_of(problem, model):
+    return packed_point(model.structure.raw(naturals(model)), problem.shapes, 1)
+
+
 def test_the_gradient_is_that_of_the_likelihood():
     model = random_poisson_hmm()
     data = [np.array([1.0, 7.0, np.nan, 12.0, 3.0]), np.array([9.0, 2.0])]
-    chain = laid_out(model, data)
-    theta = {key: value.clone().requires_grad_(True) for key, value in model.structure.raw(naturals(model)).items()}
-    loss = chain_terms(model.structure, model.structure.naturals(theta), chain).total
-    found = torch.autograd.grad(loss.sum(), list(theta.values()))
-    for (key, value), gradient in zip(theta.items(), found, strict=True):
-        numeric = torch.zeros_like(value)
-        for place in np.ndindex(*value.shape):
-            ends = []
-            for shift in (1e-5, -1e-5):
-                moved = {name: tensor.detach().clone() for name, tensor in theta.items()}
-                moved[key][place] += shift
-                ends.append(float(chain_terms(model.structure, model.structure.naturals(moved), chain).total.detach()))
-            numeric[place] = (ends[0] - ends[1]) / 2e-5
-        np.testing.assert_allclose(gradient, numeric.detach(), atol=1e-8)
+    problem = problem_of(model, data)
+    point = point_of(problem, model).requires_grad_(True)
+    (found,) = torch.autograd.grad(problem.loss(point).total.sum(), point)
+    for place in range(point.shape[1]):
+        shift = torch.zeros_like(point).index_fill_(1, torch.tensor([place]), 1e-5)
+        up, down = (float(problem.loss((point + by).detach()).total) for by in (shift, -shift))
+        assert found[0, place].item() == pytest.approx((up - down) / 2e-5, abs=1e-8)
 
 
 def test_the_loss_splits_into_cost_and_entropic_term():
     model = random_poisson_hmm()
     data = [np.array([1.0, 7.0, 12.0])]
-    terms = chain_terms(model.structure, naturals(model), laid_out(model, data))
+    problem = problem_of(model, data)
+    terms = problem.loss(point_of(problem, model))
     log_likelihood, states = by_paths(model, data[0])
     assert float(terms.total) == pytest.approx(-log_likelihood / 3)
     rates = np.exp(model.params()["x"]["log_rate"])
@@ -97,8 +100,7 @@ def test_a_single_series_begins_in_the_state_that_explains_it_best(seed):
     likelihoods = []
     for first in np.eye(2):
         cornered = poisson_hmm(size=2).set_params({**model.params(), "z[0]": {"probs": first}})
-        chain = laid_out(cornered, [x])
-        likelihoods.append(-float(chain_terms(cornered.structure, naturals(cornered), chain).total))
+        likelihoods.append(cornered.log_likelihood(x[None]) / len(x))
     assert begun.max() > 1 - 1e-6
     assert int(begun.argmax()) == int(np.argmax(likelihoods))
     assert result.loss == pytest.approx(-max(likelihoods), abs=1e-8)
@@ -108,12 +110,6 @@ def test_a_single_series_begins_in_the_state_that_explains_it_best(seed):
 # -- the problem ------------------------------------------------------------------------------------------------------
 
 SERIES = [np.array([1.0, 7.0, np.nan, 12.0]), np.array([9.0, 2.0]), np.array([5.0])]
-
-
-def problem_of(model, data, eps=1.0):
-    schema = Schema.of(model.spaces, model.graph)
-    batch = encode_sequences(Sequences(data), schema, hidden=model.graph.hidden)
-    return chain_problem(model.structure, batch, Layout.of(model.structure).shapes, eps, 0)
 
 
 def sums_of(problem, model):

@@ -140,14 +140,10 @@ class Lanes:
         """Whether some sequence has several lanes."""
         return len(self.owners) > len(self.ends)
 
-    @cached_property
-    def _in_order(self) -> bool:
-        return bool((self.place == np.arange(self.inside.size)).all()) if self.inside.all() else False
-
     def in_columns(self, values: NDArray[np.float64]) -> Tensor:
         """Values (L, ..., B) at places as those of columns (..., m)."""
         flat = np.moveaxis(values, 0, -2).reshape(*values.shape[1:-1], -1)
-        return torch.from_numpy(flat if self._in_order else np.take(flat, self.place, -1))
+        return torch.from_numpy(np.take(flat, self.place, -1))
 
 
 @dataclass(frozen=True)
@@ -495,20 +491,13 @@ class Linear:
     """(R, phases or U, S, S)."""
 
     @classmethod
-    def of(cls, logs: Potentials, eps: float = 1.0) -> Linear:
-        """Take exponentials; with ``eps``, the observed part is divided by it."""
+    def of(cls, logs: Potentials, eps: float = 1.0, replicas: int = 1) -> Linear:
+        """Take exponentials, for so many replicas at least; with ``eps``, the observed part is divided by it."""
         with torch.no_grad():
             unary = (logs.hidden + logs.observed / eps).transpose(1, 2)
             unit = unary.amax(1)
             level = unary - unit.unsqueeze(1)
             floor = torch.where(torch.isneginf(level), level, level.clamp(min=SMALLEST_LOG))
-            replicas = max(unary.shape[0], logs.pair.shape[0])
+            replicas = max(unary.shape[0], logs.pair.shape[0], replicas)
             pair = torch.exp(logs.pair).expand(replicas, -1, -1, -1)
             return cls(torch.exp(floor).expand(replicas, -1, -1), unit.expand(replicas, -1), pair.contiguous())
-
-    def for_replicas(self, replicas: int) -> Linear:
-        """The same potentials for several replicas, whose sequences differ in weight."""
-        if len(self.unary) >= replicas:
-            return self
-        pair = self.pair.expand(replicas, -1, -1, -1).contiguous()
-        return Linear(self.unary.expand(replicas, -1, -1), self.log_unit.expand(replicas, -1), pair)

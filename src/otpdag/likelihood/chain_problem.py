@@ -30,6 +30,7 @@ from otpdag.likelihood.chain_layout import (
     Chain,
     Lanes,
     Linear,
+    Potentials,
     hidden_potentials,
     lay_out_chain,
     potentials,
@@ -148,8 +149,28 @@ class ChainProblem(ReadStates):
         return self.factors * self.batch.lengths.to(self.factors)
 
     def loss(self, point: Tensor) -> LossTerms:
-        """Reconstruction and entropic terms of a step."""
-        return chain_terms(self.structure, self.naturals(point), self.chain, eps=self.eps, weight=self._weight)
+        r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1."""
+        given, total = potentials(self.structure, self.naturals(point), self.chain), self.unit_mass.sum(-1)
+        log_likelihood, state, pair = self._expected(given)
+        cost = -expected_log_potential(state, given.observed) / total
+        hidden = expected_log_potential(state, given.hidden) + expected_log_potential(pair, given.pair)
+        surrogate = cost - self.eps * hidden / total
+        loss = surrogate + (-self.eps * log_likelihood / total - surrogate).detach()
+        return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
+
+    def _expected(self, given: Potentials) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-likelihood (R,), and expected counts of states by kind (R, U, S) and of pairs of states."""
+        linear = Linear.of(given, self.eps, len(self.factors))
+        replicas, size, kinds = linear.unary.shape
+        log_likelihood, state = linear.unary.new_zeros(replicas), linear.unary.new_zeros(replicas, kinds, size)
+        pair = torch.zeros_like(linear.pair)
+        for block in self.chain.blocks:
+            weight = self.factors[:, block.sequences]
+            part, columns = marginals(block, linear, self.chain, weight), weight[:, block.owners]
+            log_likelihood += (part.log_scale * columns).sum(-1)
+            state += _by_kind(part.state * columns.unsqueeze(1), block.kinds, kinds)
+            pair += part.pair
+        return log_likelihood, state, pair
 
     @cached_property
     def updates(self) -> Updates | None:
@@ -172,19 +193,16 @@ class ChainProblem(ReadStates):
         few = sum(reader.sizes) <= self.few_features or len(self.chain.phase) == self.rows
         sums = self._placed_sums(naturals, reader, *hidden) if few else None
         if sums is None:
-            log_likelihood, _, state, pair = self._expected(naturals)
+            log_likelihood, state, pair = self._expected(potentials(self.structure, naturals, self.chain))
             first = state[:, self.chain.phase == 0].sum(1)
             sums = Sums(log_likelihood, state.mT @ self._features, first, pair[:, -1])
         return replace(sums, first=_likeliest(sums.first, hidden[0]) * self.rows) if self._chooses_first else sums
 
     def reading(self, naturals: Naturals, reader: StateReader) -> tuple[Reading, Tensor]:
         """Distinct steps by their counts."""
-        _, _, (state, *_), (pair, *_) = self._expected(naturals)
+        _, (state, *_), (pair, *_) = self._expected(potentials(self.structure, naturals, self.chain))
         count = state.sum(-1)
         return Reading(self._features, count, state / count.clamp(min=1e-300).unsqueeze(-1)), pair[-1]
-
-    def _expected(self, naturals: Naturals) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return _expected(Linear.of(potentials(self.structure, naturals, self.chain)), self.chain, self._weight)
 
     def _placed_sums(self, naturals: Naturals, reader: StateReader, begun: Tensor, joined: Tensor) -> Sums | None:
         """Expected sums, features read in the order in which the recursion runs; None where digits would be lost."""
@@ -289,47 +307,11 @@ def chain_problem(
     return ChainProblem(structure, batch, shapes, eps, seed, chain, factors, reader)
 
 
-def chain_terms(
-    structure: Structure, naturals: Naturals, chain: Chain, *, eps: float = 1.0, weight: Tensor | None = None
-) -> LossTerms:
-    r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1.
-
-    ``weight`` (R or 1, N) are weights of the sequences, one if left out.
-    """
-    log_potentials = potentials(structure, naturals, chain)
-    linear = Linear.of(log_potentials, eps)
-    log_likelihood, total, state, pair = _expected(linear, chain, weight)
-    cost = -expected_log_potential(state, log_potentials.observed) / total
-    hidden = expected_log_potential(state, log_potentials.hidden) + expected_log_potential(pair, log_potentials.pair)
-    surrogate = cost - eps * hidden / total
-    loss = surrogate + (-eps * log_likelihood / total - surrogate).detach()
-    return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
-
-
 def _likeliest(counts: Tensor, log_prior: Tensor) -> Tensor:
     """One for the first state under which the sequence is likeliest (R, S), from expected counts with this prior."""
     prior = torch.exp(log_prior)
     likelihood = torch.where(prior > 0, counts / prior, 0.0)
     return torch.nn.functional.one_hot(likelihood.argmax(-1), counts.shape[-1]).to(counts)
-
-
-def _expected(linear: Linear, chain: Chain, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-likelihood (R,), steps, and expected counts of states by kind (R, U, S) and of pairs of states."""
-    if weight is not None:
-        linear = linear.for_replicas(len(weight))
-    replicas, size, kinds = linear.unary.shape
-    state = linear.unary.new_zeros(replicas, kinds, size)
-    pair = torch.zeros_like(linear.pair)
-    log_likelihood, total = linear.unary.new_zeros(replicas), linear.unary.new_zeros(1)
-    for block in chain.blocks:
-        own = None if weight is None else weight[:, block.sequences]
-        part = marginals(block, linear, chain, own)
-        columns = None if own is None else own[:, block.owners]
-        log_likelihood += (part.log_scale if columns is None else part.log_scale * columns).sum(-1)
-        total = total + (len(block.kinds) if columns is None else columns.sum(-1))
-        pair += part.pair
-        state += _by_kind(part.state if columns is None else part.state * columns.unsqueeze(1), block.kinds, kinds)
-    return log_likelihood, total, state, pair
 
 
 def _by_kind(state: Tensor, kinds: Tensor, many: int) -> Tensor:

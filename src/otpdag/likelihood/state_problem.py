@@ -61,15 +61,8 @@ class Emission:
     def maximised(self, naturals: Naturals, sums: Tensor) -> dict[str, Tensor]:
         """Natural parameters from expected sums of features in every state (R, S, O * F)."""
         by_row = sums.unflatten(-1, (self.configuration.shape[1], -1)).flatten(1, 2)
-        if not self._is_table:
-            empty = by_row.new_zeros(len(sums), self.rows, by_row.shape[-1])
-            by_row = empty.index_add_(1, self.configuration.flatten(), by_row)
-        return self.mechanism.fitted(naturals[self.node], by_row)
-
-    @cached_property
-    def _is_table(self) -> bool:
-        """Whether states, and configurations in them, are the rows of its table in their own order."""
-        return self.configuration.flatten().tolist() == list(range(self.rows))
+        empty = by_row.new_zeros(len(sums), self.rows, by_row.shape[-1])
+        return self.mechanism.fitted(naturals[self.node], empty.index_add_(1, self.configuration.flatten(), by_row))
 
 
 def _configuration(parents: Sequence[tuple[str, Space]], states: Mapping[str, Tensor]) -> Tensor:
