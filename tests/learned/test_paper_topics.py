@@ -9,7 +9,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import Energy
 from otpdag.engine import Layout
-from otpdag.learned.paper_topics import WordEncoder, _softmax_gaussian, paper_topics_problem, paper_topics_start
+from otpdag.learned.paper_topics import DocumentEncoder, _softmax_gaussian, paper_topics_problem, paper_topics_start
 from otpdag.noise import Streams
 from otpdag.objective import PaperTopics
 from otpdag.settings import Objective, PushForward
@@ -29,19 +29,16 @@ def made(eta=0.0, settings=None, topics=3, counts=COUNTS, seed=0):
     return problem, layout, theta
 
 
-def test_documents_are_their_words_in_random_order():
-    problem, _, _ = made()
+def test_words_of_documents_come_in_random_order_where_they_are_read():
+    settings = PaperTopics(hidden=4, batch_size=100, reads="words")
+    problem, _, _ = made(settings=settings)
     assert problem.rows == 40
-    for words, counts in zip(problem.documents, COUNTS.toarray(), strict=True):
+    assert not made()[0].words
+    for words, counts in zip(problem.words, COUNTS.toarray(), strict=True):
         np.testing.assert_array_equal(np.bincount(words, minlength=5), counts)
-    assert any(words.tolist() != sorted(words.tolist()) for words in problem.documents)
-    other, _, _ = made(seed=1)
-    assert any(one.tolist() != two.tolist() for one, two in zip(problem.documents, other.documents, strict=True))
-
-
-def test_fractions_are_rounded_and_no_document_is_left_empty():
-    problem, _, _ = made(counts=sparse.csr_array([[0.2, 0.0, 0.1], [1.6, 0.0, 2.4], [0.0, 3.0, 0.0]]), topics=2)
-    assert [sorted(words.tolist()) for words in problem.documents] == [[0, 2], [0, 0, 2, 2], [1, 1, 1]]
+    assert any(words.tolist() != sorted(words.tolist()) for words in problem.words)
+    other, _, _ = made(settings=settings, seed=1)
+    assert any(one.tolist() != two.tolist() for one, two in zip(problem.words, other.words, strict=True))
 
 
 def test_topics_that_are_alike_rebuild_words_by_their_frequencies():
@@ -54,11 +51,11 @@ def test_topics_that_are_alike_rebuild_words_by_their_frequencies():
     rng = np.random.default_rng(1)
     noisy = logits - np.log(np.exp(logits).sum()) + rng.gumbel(size=(200_000, 5))
     costs = -(noisy - np.log(np.exp(noisy).sum(1, keepdims=True))).mean(0)
-    frequency = COUNTS.toarray().sum(0) / COUNTS.sum()
+    frequency = (COUNTS.toarray() / COUNTS.toarray().sum(1, keepdims=True)).mean(0)
     assert found == pytest.approx(float(frequency @ costs), rel=0.02)
 
 
-def test_the_push_forward_term_compares_mean_assignments_with_the_prior():
+def test_the_push_forward_term_compares_drawn_topics_with_the_prior():
     problem, layout, theta = made(eta=0.5)
     twice, _, _ = made(eta=1.0)
     point = layout.pack(theta)
@@ -67,22 +64,6 @@ def test_the_push_forward_term_compares_mean_assignments_with_the_prior():
     assert two.divergence.item() == pytest.approx(2 * one.divergence.item(), rel=1e-5)
     assert two.reconstruction.item() == one.reconstruction.item()
     assert made()[0].sampled(point, Streams([3]), 0.0).divergence.item() == 0.0
-
-
-def test_the_prior_of_the_shares_is_that_of_their_concentrations():
-    """Of large concentrations the prior is nearly a point: a power of them, as the approximation's means are."""
-    problem, layout, theta = made(eta=1.0)
-    theta["shares.concentration"] = torch.log(torch.tensor([1e6, 2e6, 5e6])).reshape(
-        theta["shares.concentration"].shape
-    )
-    point = layout.pack(theta)
-    found = problem.sampled(point, Streams([3], shared=1), 0.0).divergence.item()
-    words, there = problem._batch(Streams([3], shared=1))
-    with torch.no_grad():
-        log_q = problem.encoder.log_probs({k: v for k, v in theta.items() if k.startswith("phi.")}, words)
-    shares = (log_q.exp() * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
-    expected = torch.tensor([0.125, 0.25, 0.625]).expand(1, len(shares), 3)
-    assert found == pytest.approx(Energy()(shares.unsqueeze(0), expected).item(), rel=1e-2)
 
 
 def test_draws_of_the_prior_have_the_moments_of_the_laplace_approximation():
@@ -95,9 +76,10 @@ def test_draws_of_the_prior_have_the_moments_of_the_laplace_approximation():
     np.testing.assert_allclose(drawn.var(0), variance, rtol=0.03)
 
 
+@pytest.mark.parametrize("reads", ["counts", "words"])
 @pytest.mark.parametrize("drawn", [False, True])
-def test_streams_decide_and_every_parameter_of_the_loss_has_a_gradient(drawn):
-    problem, layout, theta = made(0.1, PaperTopics(drawn=drawn, hidden=4, batch_size=10))
+def test_streams_decide_and_every_parameter_of_the_loss_has_a_gradient(drawn, reads):
+    problem, layout, theta = made(0.1, PaperTopics(drawn=drawn, hidden=4, batch_size=10, reads=reads))
     point = layout.pack(theta).requires_grad_(True)
     first, same, other = (problem.sampled(point, Streams([seed]), 0.0).total for seed in (1, 1, 2))
     assert first.item() == same.item() != other.item()
@@ -108,12 +90,12 @@ def test_streams_decide_and_every_parameter_of_the_loss_has_a_gradient(drawn):
         parts[key] = gradient[0, at : at + int(np.prod(shape))]
         at += int(np.prod(shape))
     assert float(parts["words.topics"].abs().max()) > 0
-    assert float(parts["phi.encoder.head.weight"].abs().max()) > 0
+    assert all(float(part.abs().max()) > 0 for key, part in parts.items() if "head.bias" not in key)
 
 
 def test_a_start_has_even_shares_and_the_encoder_of_the_problem():
     problem, _, theta = made(seed=4)
-    for name, value in problem.encoder.module.named_parameters():
+    for name, value in problem.encoder.named_parameters():
         assert torch.equal(theta[f"phi.encoder.{name}"][0], value)
     naturals = problem.structure.naturals({k: v for k, v in theta.items() if not k.startswith("phi.")})
     concentration = naturals["shares"]["concentration"].flatten()
@@ -122,34 +104,26 @@ def test_a_start_has_even_shares_and_the_encoder_of_the_problem():
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_words_are_rebuilt_word_by_word(drawn):
-    """Relaxed assignments, then relaxed noise of the words, both at the temperature: a mean over words."""
+def test_documents_are_rebuilt_from_one_draw_of_their_topics(drawn):
+    """A relaxed draw of a document's topics, then relaxed noise of the words, both at the temperature."""
     problem, layout, theta = made(settings=PaperTopics(drawn=drawn, temperature=0.6, hidden=4, batch_size=7))
-    point = layout.pack(theta)
-    found = problem.sampled(point, Streams([5]), 0.0)
+    found = problem.sampled(layout.pack(theta), Streams([5]), 0.0)
     streams = Streams([5])
-    words, there = problem._batch(streams)
-    assert len(words) == 7
+    counts = COUNTS.toarray()[streams.rows(40, 7)[0].numpy()]
     with torch.no_grad():
-        log_q = problem.encoder.log_probs({k: v for k, v in theta.items() if k.startswith("phi.")}, words).double()
+        logits = problem.encoder(torch.from_numpy(counts).float()).double().numpy()
     generator, gamma = streams.generators[0], theta["words.topics"][0].double().numpy()
-    places = [place for place in np.ndindex(*words.shape) if there[place]]  # none behind a document's end
-    uniform = torch.rand((len(places), 3), generator=generator).double().numpy()
-    read = np.stack([log_q[place].numpy() for place in places])
-    relaxed = special.softmax((read - np.log(-np.log(uniform))) / 0.6, -1)
+    uniform = torch.rand((7, 3), generator=generator).double().numpy()
+    topics = special.softmax((special.log_softmax(logits, -1) - np.log(-np.log(uniform))) / 0.6, -1)
     if drawn:
         inverse = np.exp(-gamma)
         variance = inverse * (1 - 2 / 5) + inverse.sum(1, keepdims=True) / 25
         noise = torch.randn(3, 5, generator=generator).double().numpy()
         gamma = gamma - gamma.mean(1, keepdims=True) + np.sqrt(variance) * noise
-    uniform = torch.rand((len(places), 5), generator=generator).double().numpy().clip(1e-9, 1 - 1e-7)
-    costs = []
-    for number, place in enumerate(places):
-        rebuilt = special.log_softmax(relaxed[number] @ gamma)
-        line = special.log_softmax((rebuilt - np.log(-np.log(uniform[number]))) / 0.6)
-        costs.append(-line[words[place]])
-    assert len(costs) == int(there.sum()) < words.numel()
-    assert found.reconstruction.item() == pytest.approx(np.mean(costs), rel=1e-4)
+    uniform = torch.rand((7, 5), generator=generator).double().numpy().clip(1e-9, 1 - 1e-7)
+    line = special.log_softmax((special.log_softmax(topics @ gamma, -1) - np.log(-np.log(uniform))) / 0.6, -1)
+    costs = -(counts * line).sum(1) / counts.sum(1)
+    assert found.reconstruction.item() == pytest.approx(costs.mean(), rel=1e-4)
     assert found.total.item() == found.reconstruction.item()
 
 
@@ -159,24 +133,35 @@ def test_topics_start_a_tenth_of_a_standard_normal_variable_apart():
     torch.testing.assert_close(theta["words.topics"], expected)
 
 
-def test_probabilities_are_those_of_the_recurrence():
-    """The reader of words, written out."""
-    encoder = WordEncoder(words=6, topics=3, hidden=4, seed=1)
-    phi = encoder.init()
-    held = {name.removeprefix("phi.encoder."): value[0] for name, value in phi.items()}
-    words = torch.tensor([[0, 5, 2]])
-    state, cell = torch.zeros(4), torch.zeros(4)
-    for place, word in enumerate(words[0]):
-        gates = held["recur.weight_ih_l0"] @ held["read.weight"][word] + held["recur.bias_ih_l0"]
-        gates = gates + held["recur.weight_hh_l0"] @ state + held["recur.bias_hh_l0"]
-        enter, forget, new, leave = gates.chunk(4)
-        cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
-        state = torch.sigmoid(leave) * torch.tanh(cell)
-        expected = torch.log_softmax(held["head.weight"] @ state + held["head.bias"], -1)
-        torch.testing.assert_close(encoder.log_probs(phi, words)[0, place], expected)
+def test_logits_are_those_of_the_mean_state_of_the_recurrence():
+    """The reader of words, written out; a shorter document is not read behind its end."""
+    torch.manual_seed(1)
+    encoder = DocumentEncoder(6, 3, PaperTopics(hidden=4, reads="words"))
+    held = dict(encoder.named_parameters())
+    logits = []
+    for document in ([0, 5, 2], [1, 1]):
+        state, cell, states = torch.zeros(4), torch.zeros(4), []
+        for word in document:
+            gates = held["recur.weight_ih_l0"] @ (held["embed.weight"][:, word] + held["embed.bias"])
+            gates = gates + held["recur.bias_ih_l0"] + held["recur.weight_hh_l0"] @ state + held["recur.bias_hh_l0"]
+            enter, forget, new, leave = gates.chunk(4)
+            cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(new)
+            state = torch.sigmoid(leave) * torch.tanh(cell)
+            states.append(state)
+        mean = torch.stack(states).mean(0)
+        logits.append(held["head.weight"] @ torch.log1p(mean.exp()) + held["head.bias"])
+    expected = torch.stack(logits)
+    expected = (expected - expected.mean(0)) / (expected.var(0, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(encoder(torch.tensor([[0, 5, 2], [1, 1, -1]])), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_seed_decides_where_the_reader_of_words_starts():
-    one, same, other = (WordEncoder(6, 3, 4, seed).init() for seed in (1, 1, 2))
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not torch.equal(one["phi.encoder.head.weight"], other["phi.encoder.head.weight"])
+def test_counts_are_read_as_shares():
+    torch.manual_seed(1)
+    encoder = DocumentEncoder(5, 3, PaperTopics(hidden=4))
+    counts = torch.from_numpy(COUNTS.toarray()).float()
+    torch.testing.assert_close(encoder(3 * counts), encoder(counts))
+
+
+def test_an_encoder_reads_counts_or_words():
+    with pytest.raises(otp.ModelError, match="reads must be one of 'counts', 'words'"):
+        PaperTopics(reads="letters")

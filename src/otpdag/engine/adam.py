@@ -14,7 +14,7 @@ from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, as_me
 from otpdag.errors import ModelError, check_count
 from otpdag.noise import Streams
 from otpdag.problem import Minibatched, split_theta
-from otpdag.schedules import Cosine
+from otpdag.schedules import Cosine, Schedule
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Adam:
 
     Args:
         steps: Number of steps.
-        learning_rate: At the beginning; falls to zero along a cosine.
+        learning_rate: At the beginning, from where it falls to zero along a cosine; or a schedule.
         averaging: Share of the last steps whose parameters are averaged.
         alternating: Update the backward map and the model in turn (Algorithm 1) or together.
         largest_gradient: Length at which a replica's gradient is cut: losses are of order one in the data's units, and
@@ -31,7 +31,7 @@ class Adam:
     """
 
     steps: int = 300
-    learning_rate: float = 0.01
+    learning_rate: float | Schedule = 0.01
     averaging: float = 0.25
     alternating: bool = False
     largest_gradient: float = 10.0
@@ -39,8 +39,12 @@ class Adam:
     def __post_init__(self) -> None:
         """Refuse what makes no step."""
         check_count("steps", self.steps)
-        if not self.learning_rate > 0:
+        if not self.rate(0.0) > 0:
             raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
+
+    def rate(self, progress: float) -> float:
+        """The learning rate at a share of the steps."""
+        return (self.learning_rate if callable(self.learning_rate) else Cosine(self.learning_rate))(progress)
 
     is_stochastic: ClassVar[bool] = True
     """Every step draws a minibatch and noise."""
@@ -87,7 +91,7 @@ class _State:
         fused = run.points.device.type == "cuda"
         return cls(
             halves,
-            torch.optim.Adam(halves, lr=adam.learning_rate, fused=fused),
+            torch.optim.Adam(halves, lr=adam.rate(0.0), fused=fused),
             Streams(run.seeds),
             torch.cat(halves, -1),
             last_good=run.points.detach().clone(),
@@ -130,7 +134,7 @@ class _State:
         turns = [step % len(self.halves)] if adam.alternating else range(len(self.halves))
         for turn, part in enumerate(gradient.split([half.shape[-1] for half in self.halves], -1)):
             self.halves[turn].grad = part.contiguous() if turn in turns else None
-        self.optimiser.param_groups[0]["lr"] = Cosine(adam.learning_rate)(progress)
+        self.optimiser.param_groups[0]["lr"] = adam.rate(progress)
         self.optimiser.step()
         self.point = torch.cat(self.halves, -1)
         self.step = step + 1

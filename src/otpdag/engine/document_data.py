@@ -11,6 +11,7 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from otpdag.backward import network_parameters
 from otpdag.costs import KL
 from otpdag.data import Documents, Schema
 from otpdag.divergences import Wasserstein
@@ -23,9 +24,9 @@ from otpdag.errors import DataError, ModelError
 from otpdag.learned.paper_topics import (
     PaperTopics,
     PaperTopicsProblem,
+    document_encoder,
     paper_topics_problem,
     paper_topics_start,
-    word_encoder,
 )
 from otpdag.likelihood.topic_problem import (
     PairProblem,
@@ -41,6 +42,7 @@ from otpdag.likelihood.topic_problem import (
 from otpdag.likelihood.topic_shares import SMALLEST
 from otpdag.model import Model
 from otpdag.problem import Problem, split_theta
+from otpdag.schedules import Constant
 from otpdag.settings import Objective, PushForward
 from otpdag.structure import unpack
 
@@ -155,11 +157,11 @@ class DocumentData(DataKind):
         """The model's parameters, and those of the paper's encoder."""
         structure = self.model.structure
         if isinstance(method.evaluation, PaperTopics):
-            return Layout.of(structure, word_encoder(structure, method.evaluation, seed).init())
+            return Layout.of(structure, network_parameters(document_encoder(structure, method.evaluation, seed)))
         return Layout.of(structure)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
-        """Documents, pairs of their words, or words in random order for the paper's encoder."""
+        """Documents, pairs of their words, or what the paper's encoder reads."""
         structure, shapes, evaluation = layout.structure, layout.shapes, method.evaluation
         if isinstance(evaluation, PaperTopics):
             return paper_topics_problem(structure, self.counts, shapes, method.objective, evaluation, seed)
@@ -238,7 +240,8 @@ def topic_method(
     if name != "paper":
         raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {name!r}")
     # as the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution
-    eta, temperature = (1e-4, 1.0) if prior is None else (1e-1, 2.0)
+    eta, temperature, epochs = (1e-4, 1.0, 300) if prior is None else (1e-1, 2.0, 1000)
     settings = PaperTopics(drawn=prior is not None, temperature=temperature, batch_size=50)
-    adam = Adam(steps=(steps or 300) * -(-documents // settings.batch_size), learning_rate=1e-3, averaging=0.0)
+    in_turn = 2 * (steps or epochs) * -(-documents // settings.batch_size)  # encoder and topics, on every batch
+    adam = Adam(steps=in_turn, learning_rate=Constant(1e-3), averaging=0.0, alternating=True)
     return Method("paper", Objective(push_forward=PushForward(eta, Wasserstein(KL()))), settings, adam)

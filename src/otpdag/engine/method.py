@@ -185,7 +185,7 @@ def paper(
     temperature: float | Schedule = 0.5,
     steps: int = 1000,
     batch_size: int = 128,
-    learning_rate: float = 0.02,
+    learning_rate: float | Schedule = 0.02,
     hidden_layers: tuple[int, ...] | None = None,
     backward: MapFactory | None = None,
 ) -> Method:
@@ -200,7 +200,8 @@ def paper(
         temperature: Of relaxed categories.
         steps: Number of steps.
         batch_size: Rows in a step.
-        learning_rate: Of Adam.
+        learning_rate: Of Adam: a number, from where it falls to zero along a cosine, or a schedule, for instance
+            ``Constant(1e-3)`` as the paper has it.
         hidden_layers: Layers of the backward map of a table; one of 32 if left out.
         backward: Builds your own backward maps, in place of the amortised ones.
     """

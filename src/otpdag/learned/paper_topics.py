@@ -1,26 +1,31 @@
-r"""The paper's own way to topics (Section 5.1 and Appendix C.1), kept as it is written.
+r"""The paper's own way to topics (Section 4.1 and Appendix C.1).
 
-An LSTM reads the words of a document and gives each a distribution over topics, from which a relaxed assignment
-:math:`\tilde z` is drawn; the word is rebuilt by :math:`\mathrm{Cat\text{-}Concrete}(\mathrm{softmax}(\tilde z^\top
-\gamma))` at a cross-entropy cost. The push-forward term is the exact Wasserstein distance between the documents' mean
-assignments and draws of the softmax-Gaussian that approximates :math:`\mathrm{Dir}(\alpha)`, with the Kullback-Leibler
-divergence as ground cost. With a Dirichlet distribution of the topics, :math:`\gamma` is drawn anew at every step from
-the softmax-Gaussian with log-concentrations :math:`\beta`. Adam with a learning rate of 1e-3 and batches of 50, as
-published, falling to zero along a cosine. A matrix of counts has no order of words: they come in random order.
+An encoder gives a document **one distribution over topics**, from which a relaxed one-hot vector :math:`\tilde z` is
+drawn. The document's words are rebuilt by :math:`\mathrm{Cat\text{-}Concrete}(\mathrm{softmax}(\tilde z^\top \gamma))`
+at the cost of their cross-entropy. The push-forward term is the exact Wasserstein distance between the draws of a batch
+and draws of the softmax-Gaussian that approximates :math:`\mathrm{Dir}(\alpha)`. With a Dirichlet distribution of the
+topics, :math:`\gamma` is drawn anew at every step from the softmax-Gaussian with log-concentrations :math:`\beta`.
+
+The cost of a document's words is linear in their counts, so that counts serve as well as one-hot sequences, and are
+much faster; ``reads="words"`` is the encoder as printed, an LSTM over the words, in random order where a matrix of
+counts has none. Logits are normalised over a batch (decided by what works; docs/methods.md has the list).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 from scipy import sparse
-from torch import Tensor, log_softmax, nn
+from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from otpdag.backward import apply_network, network_parameters
 from otpdag.data.documents import shuffled_words
+from otpdag.errors import check_choice
 from otpdag.layers import gumbel_softmax
 from otpdag.learned.algorithm import Algorithm1, Family, Step
 from otpdag.learned.image_networks import seeded
@@ -31,39 +36,6 @@ from otpdag.settings import Objective
 from otpdag.structure import Structure, Theta
 
 
-class WordEncoder:
-    """An LSTM over the words of a document (Appendix C.1 of the paper).
-
-    Args:
-        words: Size of the vocabulary.
-        topics: Number of topics.
-        hidden: Units of the LSTM.
-        seed: Of its parameters as they start.
-    """
-
-    def __init__(self, words: int, topics: int, hidden: int, seed: int) -> None:
-        self.module = seeded(lambda: _Reader(words, topics, hidden), seed)
-
-    def init(self) -> dict[str, Tensor]:
-        """The network's own parameters, with a replica axis of one."""
-        return network_parameters(self.module)
-
-    def log_probs(self, phi: Theta, words: Tensor) -> Tensor:
-        """Log-probabilities of the topics of each word (documents, words, K)."""
-        return apply_network(self.module, phi, words)
-
-
-class _Reader(nn.Module):
-    def __init__(self, words: int, topics: int, hidden: int) -> None:
-        super().__init__()
-        self.read = nn.Embedding(words, hidden)  # a linear layer of one-hot words
-        self.recur = nn.LSTM(hidden, hidden, batch_first=True)
-        self.head = nn.Linear(hidden, topics)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return log_softmax(self.head(self.recur(self.read(words))[0]), -1)
-
-
 @dataclass(frozen=True)
 class PaperTopics:
     """The evaluation of Appendix C.1, for Adam.
@@ -72,13 +44,50 @@ class PaperTopics:
         drawn: Whether topics have a Dirichlet distribution, and are drawn anew at every step.
         temperature: Of the relaxed draws, tau.
         batch_size: Documents in a step.
-        hidden: Units of the LSTM.
+        reads: What the encoder sees of a document: its ``"counts"``, or its ``"words"`` one after another.
+        hidden: Units of the encoder.
     """
 
     drawn: bool = False
     temperature: float = 1.0
     batch_size: int = 50
-    hidden: int = 64
+    reads: Literal["counts", "words"] = "counts"
+    hidden: int = 50
+
+    def __post_init__(self) -> None:
+        """Refuse encoders that are not there."""
+        check_choice("reads", self.reads, ("counts", "words"))
+
+
+class DocumentEncoder(nn.Module):
+    """Logits of a document's topics: words embedded, read by an LSTM or not, averaged, and two linear layers.
+
+    Logits have mean zero and a learned spread over a batch: without it some topics are never drawn, and never learned.
+
+    Args:
+        words: Size of the vocabulary.
+        topics: Number of topics.
+        settings: Sizes, and what is read.
+    """
+
+    def __init__(self, words: int, topics: int, settings: PaperTopics) -> None:
+        super().__init__()
+        self.embed = nn.Linear(words, settings.hidden)
+        self.recur = nn.LSTM(settings.hidden, settings.hidden, batch_first=True) if settings.reads == "words" else None
+        self.head = nn.Linear(settings.hidden, topics)
+        self.spread = nn.Parameter(torch.ones(topics))
+
+    def forward(self, documents: Tensor) -> Tensor:
+        """Of counts (documents, words), or numbers of words (documents, longest), -1 behind the end."""
+        if self.recur is None:
+            read = self.embed(documents.shape[1] * documents / documents.sum(1, keepdim=True))
+        else:
+            there = (documents >= 0).unsqueeze(-1)
+            states = self.recur(self.embed.weight.T[documents.clamp(min=0)] + self.embed.bias)[0]
+            read = (states * there).sum(1) / there.sum(1)
+        logits = self.head(softplus(read))
+        centred = logits - logits.mean(0)
+        return self.spread * centred / (centred.square().mean(0) + 1e-5).sqrt()
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,10 @@ class PaperTopicsProblem(Algorithm1):
     """The paper's loss of a minibatch of documents."""
 
     structure: Structure
-    documents: Sequence[Tensor]
-    encoder: WordEncoder
+    counts: sparse.csr_array
+    words: Sequence[Tensor]
+    """The words of each document, where they are read one after another."""
+    encoder: DocumentEncoder
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     settings: PaperTopics
@@ -95,45 +106,39 @@ class PaperTopicsProblem(Algorithm1):
     @property
     def rows(self) -> int:
         """Documents."""
-        return len(self.documents)
+        return int(self.counts.shape[0])
 
     def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
-        """Words rebuilt from relaxed topics; mean assignments of documents beside shares that the prior draws."""
-        shares_node, words_node = topic_nodes(self.structure)
+        """Documents rebuilt from relaxed topics; these beside shares that the prior draws."""
+        (generator,), (shares_node, words_node) = streams.generators, topic_nodes(self.structure)
         gamma = theta[self.structure.keys[words_node]["topics"]][0]
-        words, there = self._batch(streams)
-        log_q = self.encoder.log_probs(phi, words)
-        cost = self._reconstruction(log_q, words, there, gamma, streams.generators[0]).reshape(1)
+        rows = streams.rows(self.rows, self.settings.batch_size)[0]
+        counts = torch.from_numpy(self.counts[rows.numpy()].toarray()).to(gamma)
+        log_q = torch.log_softmax(apply_network(self.encoder, phi, self._read(rows, counts)), -1)
+        topics = gumbel_softmax(log_q, torch.rand(log_q.shape, generator=generator), self.settings.temperature)
+        cost = self._reconstruction(topics, counts, gamma, generator)
         alpha = self.structure.naturals(theta)[shares_node]["concentration"][0].reshape(-1).to(gamma)
-        shares = (torch.exp(log_q) * there.unsqueeze(-1)).sum(1) / there.sum(1, keepdim=True)
-        yield Step(cost, self._families(shares, alpha, streams.generators[0]))
+        yield Step(cost.reshape(1), self._families(topics, alpha, generator))
 
-    def _families(self, shares: Tensor, alpha: Tensor, generator: torch.Generator) -> Iterator[Family]:
-        prior = torch.softmax(_softmax_gaussian(torch.log(alpha), generator, len(shares)), -1)
-        yield Family(shares.unsqueeze(0), prior.unsqueeze(0))
+    def _read(self, rows: Tensor, counts: Tensor) -> Tensor:
+        if not self.words:
+            return counts
+        return nn.utils.rnn.pad_sequence([self.words[row] for row in rows.tolist()], True, -1)
 
-    def _batch(self, streams: Streams) -> tuple[Tensor, Tensor]:
-        rows = streams.rows(len(self.documents), self.settings.batch_size)[0].tolist()
-        chosen = [self.documents[row] for row in rows]
-        there = [torch.ones(len(one)) for one in chosen]
-        pad = nn.utils.rnn.pad_sequence
-        return pad(chosen, batch_first=True), pad(there, batch_first=True)
+    def _families(self, topics: Tensor, alpha: Tensor, generator: torch.Generator) -> Iterator[Family]:
+        prior = torch.softmax(_softmax_gaussian(torch.log(alpha), generator, len(topics)), -1)
+        yield Family(topics.unsqueeze(0), prior.unsqueeze(0))
 
-    def _reconstruction(
-        self, log_q: Tensor, words: Tensor, there: Tensor, gamma: Tensor, generator: torch.Generator
-    ) -> Tensor:
-        """Cross-entropy of words that are rebuilt from relaxed assignments with relaxed noise of their own.
+    def _reconstruction(self, topics: Tensor, counts: Tensor, gamma: Tensor, generator: torch.Generator) -> Tensor:
+        """Mean cross-entropy of words that are rebuilt from relaxed topics, with relaxed noise of their own.
 
-        Places behind the end of shorter documents are left out: each would take as many draws as there are words.
+        The noise is the same for all words of a document, which changes nothing in the mean.
         """
-        temperature, seen = self.settings.temperature, there > 0
-        log_q, words = log_q[seen], words[seen]
-        relaxed = gumbel_softmax(log_q, torch.rand(log_q.shape, generator=generator), temperature)
         logits = _softmax_gaussian(gamma, generator, gamma.shape[-2]) if self.settings.drawn else gamma
-        rebuilt = torch.log_softmax(relaxed @ logits, -1)
+        rebuilt = torch.log_softmax(topics @ logits, -1)
         uniform = torch.rand(rebuilt.shape, generator=generator).clamp(1e-9, 1 - 1e-7)
-        line = torch.log_softmax((rebuilt - torch.log(-torch.log(uniform))) / temperature, -1)
-        return -line.gather(-1, words.unsqueeze(-1)).mean()
+        line = torch.log_softmax((rebuilt - torch.log(-torch.log(uniform))) / self.settings.temperature, -1)
+        return -((counts * line).sum(1) / counts.sum(1)).mean()
 
 
 def _softmax_gaussian(log_concentrations: Tensor, generator: torch.Generator, many: int) -> Tensor:
@@ -149,13 +154,13 @@ def paper_topics_start(structure: Structure, settings: PaperTopics, seed: int) -
     topics = structure.keys[topic_nodes(structure)[1]]["topics"]
     theta = {key: torch.zeros(1, *parameter.shape) for key, parameter in parameters.items()}
     theta[topics] = 0.1 * torch.randn(1, *parameters[topics].shape, generator=generator)
-    return theta | word_encoder(structure, settings, seed).init()
+    return theta | network_parameters(document_encoder(structure, settings, seed))
 
 
-def word_encoder(structure: Structure, settings: PaperTopics, seed: int) -> WordEncoder:
-    """The encoder of the words of a structure's documents."""
+def document_encoder(structure: Structure, settings: PaperTopics, seed: int) -> DocumentEncoder:
+    """The encoder of a structure's documents."""
     shares, words = (structure.mechanisms[node].space.width for node in topic_nodes(structure))
-    return WordEncoder(words, shares, settings.hidden, seed)
+    return seeded(lambda: DocumentEncoder(words, shares, settings), seed)
 
 
 def paper_topics_problem(
@@ -166,7 +171,7 @@ def paper_topics_problem(
     settings: PaperTopics,
     seed: int,
 ) -> PaperTopicsProblem:
-    """Documents as words in random order."""
-    encoder = word_encoder(structure, settings, seed)
-    words = shuffled_words(documents, np.random.default_rng([seed, 9]))
-    return PaperTopicsProblem(structure, words, encoder, shapes, objective, settings)
+    """Counts of documents, and words in random order for an encoder that reads them."""
+    words = shuffled_words(documents, np.random.default_rng([seed, 9])) if settings.reads == "words" else []
+    encoder = document_encoder(structure, settings, seed)
+    return PaperTopicsProblem(structure, documents, words, encoder, shapes, objective, settings)
