@@ -130,7 +130,8 @@ class _State:
 
     def advance(self, adam: Adam, gradient: Tensor, step: int, progress: float) -> None:
         """One update of the halves whose turn it is."""
-        gradient = torch.where(self.failed.unsqueeze(-1), 0.0, _clipped(gradient, adam.largest_gradient))
+        shorter = adam.largest_gradient / gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        gradient = torch.where(self.failed.unsqueeze(-1), 0.0, gradient * shorter.clamp(max=1.0))
         turns = [step % len(self.halves)] if adam.alternating else range(len(self.halves))
         for turn, part in enumerate(gradient.split([half.shape[-1] for half in self.halves], -1)):
             self.halves[turn].grad = part.contiguous() if turn in turns else None
@@ -148,8 +149,8 @@ class _State:
         point = self.averaged / self.averaged_steps if self.averaged_steps else self.point.detach()
         point = torch.where(self.failed.unsqueeze(-1), self.last_good, point)
         settled = _has_settled(history) & ~self.failed & converged & (len(self.losses) == steps)
-        loss = history[-1] if bool(self.failed.all()) else _tail_mean(history)
-        return Outcome(point, loss, settled.cpu(), self.failed.cpu(), self.step)
+        smoothed = 1 if bool(self.failed.all()) else max(1, int(len(history) * 0.1))
+        return Outcome(point, history[-smoothed:].mean(0), settled.cpu(), self.failed.cpu(), self.step)
 
 
 def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor]:
@@ -163,17 +164,6 @@ def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor
     split = sum(math.prod(shape) for shape in own.values())
     parts = start.detach().split([split, start.shape[-1] - split], -1)
     return [part.clone().requires_grad_(True) for part in parts if part.shape[-1]]
-
-
-def _clipped(gradient: Tensor, largest: float) -> Tensor:
-    """Bound the length of each replica's gradient."""
-    norm = gradient.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    return gradient * (largest / norm).clamp(max=1.0)
-
-
-def _tail_mean(history: Tensor, share: float = 0.1) -> Tensor:
-    """The mean of a share of the last losses (steps, R)."""
-    return history[-max(1, int(len(history) * share)) :].mean(0)
 
 
 def _has_settled(history: Tensor, fewest: int = 50) -> Tensor:

@@ -73,10 +73,14 @@ class ModelState:
 
 def write_archive(path: str | Path, structure: Structure, state: ModelState) -> None:
     """Write a model to ``path``; one that could not be read again is refused."""
-    _check_finite(state)
     tensors: dict[str, Tensor] = {f"phi/{key}": value for key, value in state.phi.items()}
     for node, naturals in (state.naturals or {}).items():
-        tensors |= {f"natural/{node}/{name}": value for name, value in naturals.items()}
+        for name, value in naturals.items():
+            if not bool(torch.isfinite(value).all()):
+                raise ModelError(
+                    f"parameter {name!r} of node {node!r} is not finite: the fit failed, and the model cannot be saved"
+                )
+            tensors[f"natural/{node}/{name}"] = value
     for node, mechanism in structure.mechanisms.items():
         tensors |= {f"buffers/{node}/{name}": value for name, value in buffers_of(mechanism).items()}
     maps = (*(SavedMap(one.spec(), one.code) for one in state.maps), *state.left_out)
@@ -99,15 +103,6 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
     write_bundle(path, "model.json", description, tensors)
 
 
-def _check_finite(state: ModelState) -> None:
-    for node, naturals in (state.naturals or {}).items():
-        for name, value in naturals.items():
-            if not bool(torch.isfinite(value).all()):
-                raise ModelError(
-                    f"parameter {name!r} of node {node!r} is not finite: the fit failed, and the model cannot be saved"
-                )
-
-
 def read_archive(
     path: str | Path,
     functions: Mapping[str, Callable[..., Any]] | None,
@@ -118,7 +113,12 @@ def read_archive(
     with refusing(path, WHAT):
         if state.get("format") != WHAT:
             raise ValueError("model.json describes something else")
-        _check_version(path, state.get("version"))
+        version = state.get("version")
+        if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+            raise DataError(
+                f"{str(path)!r} has format version {version!r:.40}; this release reads up to {FORMAT_VERSION}: "
+                "update otpdag"
+            )
         _check_kinds(state)
         size = Path(path).stat().st_size
         structure = _with_buffers(_structure(state, functions, size), tensors)
@@ -130,7 +130,13 @@ def read_archive(
         rebuilt = _rebuilt(saved, structure, phi, maps or {})
         left_out = tuple(entry for entry in saved if entry.name not in rebuilt)
         if left_out:
-            warnings.warn(_left_out_message(left_out, path), UserWarning, stacklevel=4)
+            kinds = sorted({entry.kind for entry in left_out})
+            again = ", ".join(f"{kind!r}: {kind}" for kind in kinds)
+            text = (
+                f"{str(path)!r} was fitted with a backward map of your own ({', '.join(kinds)}), whose code is not "
+                f"saved: the map is left out; to have it, load with maps={{{again}}}"
+            )
+            warnings.warn(text, UserWarning, stacklevel=3)
         return structure, ModelState(
             schema=schema,
             naturals=_naturals(structure, tensors) if state["fitted"] else None,
@@ -138,14 +144,6 @@ def read_archive(
             maps=tuple(rebuilt.values()),
             count_range=_count_range(state["count_range"], structure.graph),
             left_out=left_out,
-        )
-
-
-def _check_version(path: str | Path, version: object) -> None:
-    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= FORMAT_VERSION:
-        raise DataError(
-            f"{str(path)!r} has format version {version!r:.40}; this release reads up to {FORMAT_VERSION}: "
-            "update otpdag"
         )
 
 
@@ -318,7 +316,8 @@ def _checked(key: str, given: Mapping[str, Tensor], parameter: Parameter, roundi
 
 
 def _saved_map(entry: Mapping[str, Any], structure: Structure, tensors: Mapping[str, Tensor]) -> SavedMap:
-    spec = dict(entry["spec"]) if "spec" in entry else _first_version(entry)
+    first_version = {key: entry.get(key) for key in ("targets", "hidden", "name", "explains")}
+    spec = dict(entry.get("spec", {"type": AmortizedMap.__name__, **first_version}))
     graph = structure.graph
     for key, known in {"code": graph.observed, "units": graph.nodes, "roots": entry["units"]}.items():
         _check_nodes(entry, key, known)
@@ -340,11 +339,6 @@ def _check_nodes(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> No
     names = entry[key]
     if not isinstance(names, list) or not set(names) <= set(known) or len(set(names)) < len(names):
         raise ValueError(f"a map has {key!r} of other nodes")
-
-
-def _first_version(entry: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: entry[key] for key in ("targets", "hidden", "name", "explains")}
-    return {"type": AmortizedMap.__name__, **kept}
 
 
 def _rebuilt(
@@ -392,12 +386,3 @@ def _check_tensors(backward: AmortizedMap, phi: Mapping[str, Tensor], *, given: 
         raise ModelError(f"maps: {type(backward).__name__} expects other tensors than the file holds")
     if own != expected:
         raise ValueError(f"the map {backward.name!r:.60} has other tensors than its layers need")
-
-
-def _left_out_message(left_out: tuple[SavedMap, ...], path: str | Path) -> str:
-    kinds = sorted({entry.kind for entry in left_out})
-    again = ", ".join(f"{kind!r}: {kind}" for kind in kinds)
-    return (
-        f"{str(path)!r} was fitted with a backward map of your own ({', '.join(kinds)}), whose code is not saved: the "
-        f"map is left out; to have it, load with maps={{{again}}}"
-    )

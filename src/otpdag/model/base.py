@@ -378,20 +378,16 @@ def _as_html(structure: Structure, params: Mapping[str, Mapping[str, Array]] | N
     """A table with one row for each node and its parameters, for a notebook."""
     rows = []
     for node, told in zip(structure.graph.nodes, _nodes_of(structure), strict=True):
-        shown = [
-            f"{html.escape(printable(name, keep=''))}<pre>{html.escape(_digits(value))}</pre>"
-            for name, value in (params or {}).get(node, {}).items()
-            if not name.startswith(("network.", "module."))
-        ]
-        rows.append((*map(html.escape, told), "".join(shown)))
+        shown = ""
+        for name, value in (params or {}).get(node, {}).items():
+            if not name.startswith(("network.", "module.")):
+                digits = np.array2string(np.asarray(value), precision=4, threshold=24, suppress_small=True)
+                shown += f"{html.escape(printable(name, keep=''))}<pre>{html.escape(digits)}</pre>"
+        rows.append((*map(html.escape, told), shown))
     frame = pd.DataFrame(rows, columns=["node", "mechanism", "parents", "parameters"])
     with pd.option_context("display.max_colwidth", None, "display.max_rows", None):
         table = frame.to_html(index=False, escape=False, justify="left", border=0)
     return f"<div><p><b>otpdag model</b> ({'not ' if params is None else ''}fitted)</p>{table}</div>"
-
-
-def _digits(value: Array) -> str:
-    return np.array2string(np.asarray(value), precision=4, threshold=24, suppress_small=True)
 
 
 # -- a canonical order of hidden labels and signs, so that two fits compare --------------------------------------------

@@ -204,7 +204,11 @@ class Model(ModelBase):
         for name in names:
             self._mechanism(name)
         seen, set_to = self._values(given or {}, "given"), self._values(do or {}, "do")
-        self._check_question(names, seen, set_to)
+        for name in (*names, *seen):
+            if name in set_to:
+                raise ModelError(f"node {name!r} is set by do: it cannot be asked about or given as well")
+            if name in names and name in seen:
+                raise ModelError(f"node {name!r} is given: it cannot be asked about")
         known = {**seen, **set_to}
         fitted = queries.with_nodes_set(self.fitted, done=tuple(set_to), shown=tuple(seen))
         batch = batch_of(fitted.structure, known)
@@ -218,14 +222,6 @@ class Model(ModelBase):
             answer = self._shown_belief(names[0], queries.believe(fitted, batch, names[0], notes))
         _warn(notes)
         return answer
-
-    def _check_question(self, names: Sequence[str], seen: Mapping[str, Tensor], done: Mapping[str, Tensor]) -> None:
-        for name in (*names, *seen):
-            if name in done:
-                raise ModelError(f"node {name!r} is set by do: it cannot be asked about or given as well")
-        for name in names:
-            if name in seen:
-                raise ModelError(f"node {name!r} is given: it cannot be asked about")
 
     def _shown_belief(self, node: str, belief: queries.Belief) -> pd.Series | pd.DataFrame:
         if belief.variance is None:
