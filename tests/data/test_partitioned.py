@@ -12,7 +12,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data.parts import ArrowParts, LocalParts, Partitioned, arrow_dataset, is_dask, is_partitioned
 from otpdag.engine import Deterministic
-from otpdag.errors import DataError
+from otpdag.errors import DataError, ModelError
 
 pa = pytest.importorskip("pyarrow")
 pds = pytest.importorskip("pyarrow.dataset")
@@ -71,7 +71,7 @@ def test_blocks_have_as_many_rows_as_they_should(tmp_path):
     ("sizes", "message"), [({"block_rows": 1}, "block_rows must"), ({"memory": -1}, "memory must")]
 )
 def test_sizes_that_hold_nothing_are_refused(sizes, message):
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ModelError, match=message):
         Partitioned("table.parquet", **sizes)
 
 

@@ -116,14 +116,10 @@ class PictureFormat:
         return self.channels, self.height, self.width
 
     @property
-    def expected(self) -> str:
-        """The shape in words."""
-        sizes = {
-            "none": f"(n, {self.height}, {self.width})",
-            "last": f"(n, {self.height}, {self.width}, {self.channels})",
-            "first": f"(n, {self.channels}, {self.height}, {self.width})",
-        }
-        return sizes[self.layout]
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one image in each layout."""
+        sizes: dict[str, tuple[int, ...]] = {"last": (self.height, self.width, self.channels), "first": self.shape}
+        return sizes if self.channels > 1 else {**sizes, "none": (self.height, self.width)}
 
     def rows(self, images: npt.ArrayLike | Tensor) -> Tensor:
         """Images as rows (n, channels * height * width) in single precision, from 0 to 1.
@@ -141,13 +137,12 @@ class PictureFormat:
         return torch.from_numpy(scaled)
 
     def _layout_of(self, shape: tuple[int, ...]) -> str:
-        sizes = {"last": (self.height, self.width, self.channels), "first": self.shape}
-        if self.channels == 1:
-            sizes["none"] = (self.height, self.width)  # type: ignore[assignment]
-        for layout in (self.layout, "last", "first", "none"):
-            if sizes.get(layout) == shape[1:]:
+        sizes = self.sizes
+        for layout in (self.layout, *sizes):
+            if sizes[layout] == shape[1:]:
                 return layout
-        raise DataError(f"images must have shape {self.expected}, as in fit; got {shape}")
+        expected = ", ".join(map(str, ("n", *sizes[self.layout])))
+        raise DataError(f"images must have shape ({expected}), as in fit; got {shape}")
 
     def pictures(self, rows: Tensor) -> Floats:
         """Rows as images in the layout and range of those that were fitted."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from otpdag.data.batch import Batch, random_part, unique_rows
 from otpdag.data.columns import Column, Floats, Schema, to_numpy
 from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, encode, read_weights, refuse_empty
-from otpdag.errors import DataError, OtpdagError, listed
+from otpdag.errors import DataError, OtpdagError, check_count, listed
 from otpdag.graph import Graph
 from otpdag.numerics import in_order
 from otpdag.spaces import Discrete, Space
@@ -205,11 +205,8 @@ class Partitioned:
 
     def __post_init__(self) -> None:
         """Refuse sizes that hold nothing."""
-        for name in ("block_rows", "held_rows"):
-            if getattr(self, name) < 2:
-                raise DataError(f"{name} must be at least 2; got {getattr(self, name)}")
-        if self.memory < 0:
-            raise DataError(f"memory must not be negative; got {self.memory}")
+        for name, least in (("block_rows", 2), ("held_rows", 2), ("memory", 0)):
+            check_count(name, getattr(self, name), least)
 
     def opened(self) -> tuple[Parts, tuple[str, ...], bool]:
         """The parts as frames, the names of their columns, and whether they are on other machines."""
