@@ -226,8 +226,7 @@ def report(
         Path | None, typer.Argument(metavar="[DATA]", help="The table of the fit, if it is not where it was.")
     ] = None,
     out_file: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER."),
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER.")
     ] = None,
     seed: c.Seed = 0,
     quiet: c.Quiet = False,

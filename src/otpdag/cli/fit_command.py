@@ -67,8 +67,7 @@ def fit(
     time: c.TimeColumn = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", metavar="SECONDS", help="End with the best so far after so many seconds."),
+        float | None, typer.Option(metavar="SECONDS", help="End with the best so far after so many seconds.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a fit that was stopped, from FOLDER.checkpoint.")

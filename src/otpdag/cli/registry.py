@@ -214,17 +214,14 @@ def reproduce(
     ] = None,
     seed: RunSeed = 0,
     scale: Annotated[
-        Scale | None,
-        typer.Option("--scale", help="The paper's size (the default), one of hours, or one of minutes."),
+        Scale | None, typer.Option(help="The paper's size (the default), one of hours, or one of minutes.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Short for --scale quick.")] = False,
     force: FolderForce = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was interrupted.")] = False,
     only: Annotated[
         str,
-        typer.Option(
-            "--only", metavar="PATTERN", help="Make no parts but those so named, and report what there is: 'K10-*'."
-        ),
+        typer.Option(metavar="PATTERN", help="Make no parts but those so named, and report what there is: 'K10-*'."),
     ] = EVERY,
     source: Annotated[
         Path | None,
@@ -232,8 +229,7 @@ def reproduce(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=-1, help="Parts made at a time; -1 is one a core.")] = 1,
     scheduler: Annotated[
-        str | None,
-        typer.Option("--scheduler", metavar="ADDRESS", help="Make parts on the workers of a Dask scheduler."),
+        str | None, typer.Option(metavar="ADDRESS", help="Make parts on the workers of a Dask scheduler.")
     ] = None,
     named: Annotated[
         Path | None,

@@ -121,13 +121,14 @@ class Link(NamedTuple):
     upward: bool = False
 
 
-def _links(graph: Graph) -> tuple[list[Link], dict[str, str]]:
-    """Ordinary edges, then lagged ones, downwards where that closes no cycle; the labels of nodes' own lags."""
+def _links(graph: Graph) -> tuple[list[Link], dict[str, str], nx.DiGraph]:
+    """Ordinary edges, then lagged ones, downwards where that closes no cycle; labels of own lags; all edges."""
     lagged: dict[tuple[str, str], list[int]] = {}
     for edge in graph.lags:
         lagged.setdefault((edge.parent, edge.child), []).append(edge.by)
-    links, loops, below = [Link(*edge) for edge in graph.edges], {}, nx.DiGraph(graph.edges)
-    below.add_nodes_from(graph.nodes)
+    links, loops, below = [Link(*edge) for edge in graph.edges], {}, nx.DiGraph()
+    below.add_nodes_from(graph.order)
+    below.add_edges_from(graph.edges)
     for (parent, child), by in lagged.items():
         label = ", ".join(f"t\N{MINUS SIGN}{steps}" for steps in sorted(by))
         if parent == child:
@@ -136,14 +137,11 @@ def _links(graph: Graph) -> tuple[list[Link], dict[str, str]]:
         upward = nx.has_path(below, child, parent)
         links.append(Link(child, parent, label, True) if upward else Link(parent, child, label))
         below.add_edge(*links[-1][:2])
-    return links, loops
+    return links, loops, below
 
 
-def _levels(graph: Graph, links: Sequence[Link], width: Mapping[str, float]) -> dict[str, int]:
+def _levels(below: nx.DiGraph, width: Mapping[str, float]) -> dict[str, int]:
     """Each node below its parents; no row wider than a page; nodes with more children than parents low."""
-    below = nx.DiGraph()
-    below.add_nodes_from(graph.order)
-    below.add_edges_from(link[:2] for link in links)
     level: dict[str, int] = {}
 
     def fits(number: int, node: str) -> bool:
@@ -248,13 +246,13 @@ class Layout:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.links, self.loops = _links(graph)
+        self.links, self.loops, below = _links(graph)
         self.bows = _bows(self.links)
         for line_length in (16, 11, 8):  # letters of a name: the first with which all rows fit the page
             self.text = {node: _wrapped(node, line_length) for node in graph.nodes}
             self.size = {node: _size(text) for node, text in self.text.items()}
             width = {node: sum(self.reach(node)) for node in graph.nodes}
-            level = _levels(graph, self.links, {node: self.size[node][0] + POINTS.node_gap for node in graph.nodes})
+            level = _levels(below, {node: self.size[node][0] + POINTS.node_gap for node in graph.nodes})
             if max(sum(width[node] for node in level if level[node] == n) for n in level.values()) <= POINTS.page:
                 break
         self.chains, rows = _with_bends(graph, self.links, level)
