@@ -34,7 +34,7 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph
 from otpdag.likelihood.elimination.evidence import moved
-from otpdag.likelihood.elimination.layout import lay_out_within, told
+from otpdag.likelihood.elimination.layout import lay_out_within
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.likelihood.sequence_posterior import fill_in
@@ -101,7 +101,7 @@ class Question:
         self.structure, self.node = fitted.structure, node
         is_category = fitted.structure.mechanisms[node].space.is_discrete
         layout = lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
-        self.note = "" if layout.beyond is None else told(layout)
+        self.note = layout.approximation
         self.layout = moved(fitted.naturals, layout)
 
     def at(self, naturals: Naturals) -> Belief:

@@ -21,7 +21,7 @@ from otpdag.likelihood.elimination.evidence import (
     restless_copies,
     total_evidence,
 )
-from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within, told
+from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.likelihood.elimination.posterior import state_probabilities
 from otpdag.likelihood.elimination.sums import Tempering
@@ -73,10 +73,13 @@ class GraphProblem(TableRows):
     """Rows laid out, with points of numbers and counts around their columns."""
     placed: Layout
     """The same with points where posteriors are."""
-    complete: Mapping[int, Tensor]
-    """What rows that show all of a family add up to, whatever the parameters."""
     placed_for: Tensor | None = None
     """The parameters whose posteriors they are."""
+
+    @cached_property
+    def complete(self) -> Mapping[int, Tensor]:
+        """What rows that show all of a family add up to, whatever the parameters."""
+        return complete_sums(self.unplaced, self.batch.weight)
 
     @property
     def pace(self) -> Pace:
@@ -219,8 +222,9 @@ class GraphProblem(TableRows):
         summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
         told: dict[str, Tensor] = {}
         for family in tables:
-            tables_of = [one.table() for one in summary.families[family.node] if isinstance(one, Counts)]
-            counts = torch.stack(tables_of).sum(0)
+            (summed,) = summary.families[family.node]
+            assert isinstance(summed, Counts), "a table is summed up by its counts"
+            counts = summed.table()
             share = counts / counts.sum(-1, keepdim=True).clamp(min=torch.finfo(counts.dtype).tiny)
             own = (counts * (1 - share)).flatten(1)
             keys = list(self.structure.keys[family.node].values())
@@ -238,19 +242,17 @@ class GraphProblem(TableRows):
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
         """What exact sums would take, and what is done instead; at a point, also whether messages came to rest."""
-        if self.unplaced.beyond is None:
+        if not self.unplaced.approximation:
             return ()
-        approximate = told(self.unplaced)
-        if point is None:
-            return (approximate,)
-        restless, pairs = restless_copies(self.naturals(point), self.placed, self.tempering)
-        if not restless:
-            return (approximate,)
-        return (
-            approximate,
-            f"messages between {restless} of {pairs} pairs of copies had not come to rest: sums there are rougher than "
-            "elsewhere; a larger `largest_table` needs fewer copies",
-        )
+        notes = [self.unplaced.approximation]
+        if point is not None:
+            restless, pairs = restless_copies(self.naturals(point), self.placed, self.tempering)
+            if restless:
+                notes.append(
+                    f"messages between {restless} of {pairs} pairs of copies had not come to rest: sums there are "
+                    "rougher than elsewhere; a larger `largest_table` needs fewer copies"
+                )
+        return tuple(notes)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows."""
@@ -271,8 +273,6 @@ class GraphProblem(TableRows):
 
     def refine(self, point: Tensor) -> Refinement | None:
         """Points moved to the posteriors, as long as that changes the loss."""
-        if not self.unplaced.has_points:
-            return None
         anew = self.laid_out_for(point)
         if anew is self:
             return None
@@ -296,7 +296,7 @@ class GraphProblem(TableRows):
     def reweighted(self, factors: Tensor) -> GraphProblem:
         """The same rows with other weights."""
         batch = replace(self.batch, weight=self.batch.weight * factors)
-        return replace(self, batch=batch, complete=complete_sums(self.unplaced, batch.weight))
+        return replace(self, batch=batch)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
@@ -311,8 +311,7 @@ class GraphProblem(TableRows):
     def _of(self, batch: Batch) -> GraphProblem:
         """The same of other rows."""
         layout = lay_out(self.structure, batch, self.unplaced.options, keep=_kept(self.structure, self.objective))
-        complete = complete_sums(layout, batch.weight)
-        return replace(self, batch=batch, unplaced=layout, placed=layout, complete=complete, placed_for=None)
+        return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
 
 
 def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem:
@@ -330,8 +329,7 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
         approximate=sums.approximate,
     )
     layout = lay_out_within(about.structure, batch, budget, keep=_kept(about.structure, objective))
-    complete = complete_sums(layout, batch.weight)
-    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout, complete)
+    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout)
 
 
 def _state_probabilities(part: TableRows, point: Tensor, node: str) -> Tensor:

@@ -16,7 +16,7 @@ from otpdag.data import Batch, Label, Schema
 from otpdag.errors import ApproximationWarning, ModelError
 from otpdag.likelihood.elimination import posterior
 from otpdag.likelihood.elimination.evidence import log_evidence, moved
-from otpdag.likelihood.elimination.layout import Layout, lay_out_within, told
+from otpdag.likelihood.elimination.layout import Layout, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import draw_noise
@@ -68,10 +68,10 @@ def _layouts(
     """Blocks of rows with what they miss laid out along the graph; what is approximate goes to the notes, or warns."""
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
         layout = lay_out_within(fitted.structure, batch.take(index), replace(BUDGET, merged=merged), keep=keep)
-        if layout.beyond is not None and notes is None:
-            warnings.warn(told(layout), ApproximationWarning, stacklevel=4)
-        elif layout.beyond is not None and notes is not None:
-            notes.append(told(layout))
+        if layout.approximation and notes is None:
+            warnings.warn(layout.approximation, ApproximationWarning, stacklevel=4)
+        elif layout.approximation and notes is not None:
+            notes.append(layout.approximation)
         yield index, moved(fitted.naturals, layout)
 
 

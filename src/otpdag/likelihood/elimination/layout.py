@@ -429,23 +429,6 @@ def _power(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-@dataclass(frozen=True)
-class Beyond:
-    """What exact sums over some rows would take.
-
-    Attributes:
-        rows: Rows with a piece that is approximated.
-        table: Entries of the largest table that an exact sum over one of them needs.
-        nodes: The nodes of that table.
-        entries: Entries of all tables of exact sums over all of them.
-    """
-
-    rows: int
-    table: int
-    nodes: tuple[str, ...]
-    entries: int
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Rows laid out for the closed-form backward map.
@@ -541,16 +524,22 @@ class Layout:
             kinds.setdefault((family.kind, family.is_table), []).append(family.place)
         return {place: tuple(places) for places in kinds.values() for place in places}
 
-    @property
-    def beyond(self) -> Beyond | None:
-        """What exact sums would take, where some are approximate."""
+    @cached_property
+    def approximation(self) -> str:
+        """What exact sums over some rows would take, and what is done instead; empty where all sums are exact."""
         split = [block for block in self.blocks if not block.is_exact]
         if not split:
-            return None
-        largest, nodes = max(made.exact.largest for made in self.planner.plans.values() if made.exact is not None)
-        rows = len(set(torch.cat([block.piece_row for block in split]).tolist()))
-        names = tuple(self.families[n].node for n in nodes)
-        return Beyond(rows, largest, names, sum(block.exact_entries for block in split))
+            return ""
+        table, clique = max(made.exact.largest for made in self.planner.plans.values() if made.exact is not None)
+        rows = len(torch.cat([block.piece_row for block in split]).unique())
+        nodes = ", ".join(repr(self.families[n].node) for n in clique[:6]) + (" and more" if len(clique) > 6 else "")
+        return (
+            f"sums over what {rows} of {self.batch.rows} rows do not show are approximate: exact ones need a table of "
+            f"{table:.3g} entries for one row ({len(clique)} nodes meet: {nodes}) and "
+            f"{sum(block.exact_entries for block in split):.3g} entries in all; instead, copies of nodes exchange "
+            f"messages (generalised belief propagation) in tables of at most {self.largest_table} entries, "
+            f"{self.elements:.3g} in all"
+        )
 
     @property
     def is_outgrown(self) -> bool:
@@ -750,8 +739,8 @@ def lay_out_within(
     >>> structure = Structure.bind(graph, {node: m.Bernoulli() for node in "abcdx"})
     >>> x = torch.eye(2, dtype=torch.float64)[torch.tensor([0, 1])].unsqueeze(0)
     >>> batch = Batch({"x": x}, {"x": x[..., :1] >= 0}, torch.ones(1, 2, dtype=torch.float64))
-    >>> lay_out_within(structure, batch, EliminationOptions()).beyond is None
-    True
+    >>> lay_out_within(structure, batch, EliminationOptions()).approximation
+    ''
     """
     exact = _by_first(structure, batch, _exact(budget), keep)
     costly = not exact.refused and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
@@ -803,17 +792,3 @@ def _by_first(
             break
     assert found is not None, "there is at least one choice"
     return found
-
-
-def told(layout: Layout) -> str:
-    """What exact sums over a layout's rows would take, and what is done instead."""
-    beyond = layout.beyond
-    if beyond is None:
-        return "all sums are exact"
-    nodes = ", ".join(map(repr, beyond.nodes[:6])) + (" and more" if len(beyond.nodes) > 6 else "")
-    return (
-        f"sums over what {beyond.rows} of {layout.batch.rows} rows do not show are approximate: exact ones need a "
-        f"table of {beyond.table:.3g} entries for one row ({len(beyond.nodes)} nodes meet: {nodes}) and "
-        f"{beyond.entries:.3g} entries in all; instead, copies of nodes exchange messages (generalised belief "
-        f"propagation) in tables of at most {layout.largest_table} entries, {layout.elements:.3g} in all"
-    )

@@ -13,13 +13,14 @@ Any other number stands on points, whose beliefs are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.likelihood.elimination.families import FamilyView
 from otpdag.likelihood.elimination.layout import Block, Layout, SplitSource
 from otpdag.likelihood.elimination.sums import (
     LEAST,
@@ -142,15 +143,6 @@ def posterior_draws(
         return drawn.completed()
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """Variables of all pieces: their states (cells, draws), nodes and rows of data."""
-
-    states: Tensor
-    node: Tensor
-    row: Tensor
-
-
 class _Drawn:
     """Values of all nodes while pieces are being drawn."""
 
@@ -175,16 +167,11 @@ class _Drawn:
             states = draws(block, evaluated.conditionals, self.many, self.numbers)
         else:
             states = _draw_copied(evaluated, self.many, self.numbers)
-        cells = _cells(block, states)
-        for family in self.layout.families:
-            here = torch.nonzero(cells.node == family.place)[:, 0]
-            if not len(here):
-                continue
-            rows, states = cells.row[here], cells.states[here]
+        for family, rows, own in _by_family(self.layout, block, states):
             if family.categories[-1]:
-                value = torch.nn.functional.one_hot(states, family.widths[-1])
+                value = torch.nn.functional.one_hot(own, family.widths[-1])
             else:
-                value = self._placed(block, family.place, rows, states)
+                value = self._placed(block, family.place, rows, own)
             self.values[family.node][rows] = value.to(self.values[family.node])
             self.known[family.node][rows] = True
         for integrals in evaluated.integrals:
@@ -272,16 +259,19 @@ def draws(block: Block, conditionals: Sequence[Tensor], many: int, numbers: Rand
     return states
 
 
-def _cells(block: Block, states: Tensor) -> _Cells:
-    """The variables of all pieces, from the states of the distinct ones (cells, draws)."""
+def _by_family(layout: Layout, block: Block, states: Tensor) -> Iterator[tuple[FamilyView, Tensor, Tensor]]:
+    """Of each node the rows in which it is a variable, and its states there, from those of distinct pieces."""
     size = torch.bincount(block.cell_piece, minlength=block.distinct)
     first = torch.zeros(block.distinct, dtype=torch.long)
     # the cells of a piece follow each other
     first.scatter_reduce_(0, block.cell_piece, torch.arange(len(block.cell_piece)), "amin", include_self=False)
     own = size[block.piece]
     begin = torch.repeat_interleave(first[block.piece] - torch.cumsum(own, 0) + own, own)
-    cells = begin + torch.arange(len(begin))
-    return _Cells(states[cells], block.cell_node[cells], torch.repeat_interleave(block.piece_row, own))
+    cells, rows = begin + torch.arange(len(begin)), torch.repeat_interleave(block.piece_row, own)
+    for family in layout.families:
+        here = torch.nonzero(block.cell_node[cells] == family.place)[:, 0]
+        if len(here):
+            yield family, rows[here], states[cells[here]]
 
 
 def _draw_copied(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> Tensor:
@@ -391,12 +381,10 @@ def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tens
         for block in layout.blocks:
             evaluated = factors.evaluate(block)
             total.index_add_(0, block.piece_row, evaluated.log_z[0, block.piece])
-            cells = _cells(block, draws(block, evaluated.conditionals, 1, numbers))
-            for family in layout.families:
-                here = torch.nonzero(cells.node == family.place)[:, 0]
-                if family.categories[-1] and len(here):
-                    one_hot = torch.nn.functional.one_hot(cells.states[here, 0], family.widths[-1])
-                    values[family.node][cells.row[here]] = one_hot.to(total)
+            states = draws(block, evaluated.conditionals, 1, numbers)
+            for family, rows, own in _by_family(layout, block, states):
+                if family.categories[-1]:
+                    values[family.node][rows] = torch.nn.functional.one_hot(own[:, 0], family.widths[-1]).to(total)
     return values, total
 
 
