@@ -68,12 +68,12 @@ class Sinkhorn(AbstractDivergence):
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the divergence of checked samples."""
         across = require_finite(as_cost(self.cost)(x, y))
-        with torch.no_grad():
-            epsilon = self._strength(across, a, b)
+        epsilon = self._strength(across.detach(), a.detach(), b.detach())
         value = self._transport(across, a, b, epsilon, symmetric=False)
-        if not self.debiased:
-            return value
-        return value - 0.5 * (self._self_transport(x, a, epsilon) + self._self_transport(y, b, epsilon))
+        for sample, weights in ((x, a), (y, b)) if self.debiased else ():
+            costs = require_finite(as_cost(self.cost)(sample, sample))
+            value = value - 0.5 * self._transport(costs, weights, weights, epsilon, symmetric=_is_symmetric(costs))
+        return value
 
     def _strength(self, costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return epsilon of each replica, (R, 1)."""
@@ -81,10 +81,6 @@ class Sinkhorn(AbstractDivergence):
             return costs.new_full((1, 1), self.epsilon)
         mean = pair_mean(costs, a, b).unsqueeze(-1)
         return (self.epsilon * mean).clamp(min=torch.finfo(costs.dtype).tiny ** 0.5)
-
-    def _self_transport(self, x: Tensor, a: Tensor, epsilon: Tensor) -> Tensor:
-        costs = require_finite(as_cost(self.cost)(x, x))
-        return self._transport(costs, a, a, epsilon, symmetric=_is_symmetric(costs))
 
     def _transport(self, costs: Tensor, a: Tensor, b: Tensor, epsilon: Tensor, *, symmetric: bool) -> Tensor:
         r"""Return the dual value, differentiable in costs and weights with the potentials held fixed.

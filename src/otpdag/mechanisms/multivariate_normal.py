@@ -247,30 +247,18 @@ class MultivariateNormal(Predicted):
         """Normal log-density of the cells that are seen."""
         if mask is None or bool(mask.all()):
             return self._density(params, value, parents, range(self.dim))
-        if mask.shape[0] == 1 and value.shape[1] == mask.shape[1] > 1 and self._same_in_a_row(mask):
-            return self._by_rows(params, value, parents, mask)
-        log_prob: Tensor | None = None
-        for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
-            part = self._density(params, value, parents, torch.nonzero(pattern)[:, 0].tolist())
-            here = (mask == pattern).all(-1)
-            log_prob = torch.where(here, part, 0.0 if log_prob is None else log_prob)
-        if log_prob is None:
-            raise RuntimeError("a mask has at least one pattern")
-        return log_prob
-
-    def _same_in_a_row(self, mask: Tensor) -> bool:
-        return mask.numel() == mask.shape[1] * self.dim
-
-    def _by_rows(self, params: Params, value: Tensor, parents: Parents, mask: Tensor) -> Tensor:
-        """Rows that show the same cells together, each group with the marginal of its cells."""
         patterns, group = torch.unique(mask.reshape(-1, self.dim), dim=0, return_inverse=True)
-        parts, order = [], []
-        for number, pattern in enumerate(patterns):
-            rows = torch.nonzero(group == number)[:, 0]
+        shown = [torch.nonzero(pattern)[:, 0].tolist() for pattern in patterns]
+        if not (mask.shape[0] == 1 and value.shape[1] == mask.shape[1] == len(group) > 1):
+            parts = [self._density(params, value, parents, cells) for cells in shown]
+            each = zip(patterns, parts, strict=True)
+            return torch.stack([torch.where((mask == own).all(-1), part, 0.0) for own, part in each]).sum(0)
+        # rows that show the same cells together
+        order = [torch.nonzero(group == number)[:, 0] for number in range(len(patterns))]
+        parts = []
+        for rows, cells in zip(order, shown, strict=True):
             own = {name: p[:, rows] if p.ndim > 2 and p.shape[1] > 1 else p for name, p in parents.items()}
-            part = self._density(params, value[:, rows], own, torch.nonzero(pattern)[:, 0].tolist())
-            parts.append(part)
-            order.append(rows)
+            parts.append(self._density(params, value[:, rows], own, cells))
         return torch.cat(parts, 1).index_select(1, torch.cat(order).argsort())
 
     def _density(self, params: Params, value: Tensor, parents: Parents, cells: Sequence[int]) -> Tensor:

@@ -103,6 +103,15 @@ class Case:
             parents = ", ".join(f"{name}: {space}" for name, space in self.mechanism.family.parents) or "none"
             raise AssertionError(f"{type(self.mechanism).__name__} (parents {parents}): {message}")
 
+    def require_all_close(self, found: Params, wanted: Params, message: str, tolerance: float = 1e-8) -> None:
+        """Compare tensors by name, which stands for ``{}`` in the message."""
+        for name, value in wanted.items():
+            self.require_close(found[name].expand_as(value), value, message.format(repr(name)), tolerance)
+
+    def first(self) -> dict[str, Tensor]:
+        """The parents of the first replica (N, width)."""
+        return {name: parent[0] for name, parent in self.parents.items()}
+
     def require_close(self, actual: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
         """Compare two tensors, relative to the size of the larger."""
         self.require(
@@ -208,8 +217,7 @@ def check_units(case: Case) -> None:
     """``natural`` inverts ``raw``, also in the units of a column with mean 10,000 and deviation 1,000."""
     mechanism = case.mechanism
     back = mechanism.natural(mechanism.raw(case.params))
-    for name, value in case.params.items():
-        case.require_close(back[name].expand_as(value), value, f"natural(raw({name!r})) is another value")
+    case.require_all_close(back, case.params, "natural(raw({})) is another value")
     if mechanism.is_given:
         return
     parents = {name: space.in_other_units(case.parents[name][0], UNIT) for name, space in mechanism.family.parents}
@@ -221,15 +229,13 @@ def check_units(case: Case) -> None:
     natural = {**scaled.natural(_complete(scaled, raw)), **_lifted(started)}
     raw = scaled.raw(natural)
     back = scaled.natural(raw)
-    for name, wanted in natural.items():
-        case.require_close(back[name], wanted, f"natural(raw({name!r})) is another value in scaled units", 1e-6)
-        if name in raw:
-            size = raw[name].abs().max().item()
-            case.require(size < 1e3, f"raw {name!r} is {size:.1e} after scaled_to: not of order one")
+    case.require_all_close(back, natural, "natural(raw({})) is another value in scaled units", 1e-6)
+    for name, tensor in raw.items():
+        size = tensor.abs().max().item()
+        case.require(size < 1e3, f"raw {name!r} is {size:.1e} after scaled_to: not of order one")
     if isinstance(mechanism, protocols.Buffered) and isinstance(scaled, protocols.Buffered):
         restored = mechanism.with_buffers(scaled.buffers()).natural(raw)
-        for name, wanted in back.items():
-            case.require_close(restored[name], wanted, f"{name!r} changed after with_buffers(buffers())")
+        case.require_all_close(restored, back, "{} changed after with_buffers(buffers())")
 
 
 def check_start(case: Case) -> None:
@@ -240,7 +246,7 @@ def check_start(case: Case) -> None:
     truth = Case.build(mechanism, mechanism.family, replicas=1, rows=START_ROWS, seed=case.seed)
     value = truth.draws()
     weight = torch.ones(START_ROWS, dtype=torch.float64)
-    started = mechanism.start(value[0], {name: parent[0] for name, parent in truth.parents.items()}, weight)
+    started = mechanism.start(value[0], truth.first(), weight)
     for name, tensor in started.items():
         shape = mechanism.declared()[name].shape
         case.require(tensor.shape == shape, f"start gave {name!r} the shape {tuple(tensor.shape)}, declared {shape}")
@@ -335,10 +341,11 @@ def check_replicas(case: Case) -> None:
     noise, uniform, value = case.noise(*batch), case.uniform(*batch), case.draws()
     together = case.answers(case.params, case.parents, noise, uniform, value)
     for one in (slice(r, r + 1) for r in range(case.replicas)):
-        params = {name: tensor[one] for name, tensor in case.params.items()}
-        parents = {name: tensor[one] for name, tensor in case.parents.items()}
-        for name, tensor in case.answers(params, parents, noise[one], uniform[one], value[one]).items():
-            case.require_close(tensor, together[name][one], f"{name} mixes replicas")
+        params, parents, wanted = (
+            {name: tensor[one] for name, tensor in every.items()} for every in (case.params, case.parents, together)
+        )
+        alone = case.answers(params, parents, noise[one], uniform[one], value[one])
+        case.require_all_close(alone, wanted, "{} mixes replicas")
 
 
 @_of_densities
@@ -414,7 +421,7 @@ def check_fitted(case: Case) -> None:
     """Updates in closed form never make weighted rows less likely, and come to rest where they are likeliest."""
     mechanism, value = case.mechanism, case.draws()[0]
     weight = 0.5 + case.noise(case.replicas, case.rows, salt=3).abs().mean(-1).clamp(max=2.0)
-    parents = {name: parent[0] for name, parent in case.parents.items()}
+    parents = case.first()
 
     def log_likelihood(params: Params) -> Tensor:
         lifted = {name: parent.unsqueeze(0) for name, parent in parents.items()}
@@ -530,7 +537,7 @@ def check_settings(case: Case) -> None:
     """A fixed parameter is held and not learned, a started one is learned, a tied one ignores units."""
     arguments = arguments_of(case.mechanism)
     value = None if case.mechanism.is_given else case.mechanism.space.in_other_units(case.draws()[0], UNIT)
-    parents = {name: parent[0] for name, parent in case.parents.items()}
+    parents = case.first()
     weight = torch.ones(case.rows, dtype=torch.float64)
     for name in case.params:
         if name not in arguments or value is None:
@@ -561,8 +568,7 @@ def check_spec(case: Case) -> None:
     case.require(type(again) is type(mechanism), f"from_spec built a {type(again).__name__}")
     case.require(json.dumps(again.spec()) == text, "spec() changed on the way through JSON")
     natural = again.setup(mechanism.family).natural(case.raw)
-    for name, value in case.params.items():
-        case.require_close(natural[name].expand_as(value), value, f"{name!r} changed on the way through JSON")
+    case.require_all_close(natural, case.params, "{} changed on the way through JSON")
 
 
 MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
