@@ -16,23 +16,37 @@ from torch import Tensor
 from otpdag.numerics import apply_linear, expand_to
 
 
+def mlp_tensors(sizes: Sequence[int]) -> dict[str, tuple[tuple[int, ...], float]]:
+    """The tensors of a multi-layer perceptron: their shapes, and the spread of their first values.
+
+    The last layer starts small.
+
+    >>> mlp_tensors([1, 2])
+    {'0.weight': ((1, 2), 0.1), '0.bias': ((2,), 0.0)}
+    """
+    tensors: dict[str, tuple[tuple[int, ...], float]] = {}
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        gain = 0.1 if layer == len(sizes) - 2 else math.sqrt(2.0)
+        tensors[f"{layer}.weight"] = (fan_in, fan_out), gain / math.sqrt(max(fan_in, 1))
+        tensors[f"{layer}.bias"] = (fan_out,), 0.0
+    return tensors
+
+
 def init_mlp(
     sizes: Sequence[int], *, replicas: int, generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
-    """Draw the parameters of a multi-layer perceptron; the last layer starts small.
+    """Draw the parameters of a multi-layer perceptron.
 
     >>> params = init_mlp([3, 8, 2], replicas=4, generator=torch.Generator().manual_seed(0))
     >>> {name: tuple(value.shape) for name, value in params.items()}
     {'0.weight': (4, 3, 8), '0.bias': (4, 8), '1.weight': (4, 8, 2), '1.bias': (4, 2)}
     """
-    params: dict[str, Tensor] = {}
-    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-        last = layer == len(sizes) - 2
-        gain = 0.1 if last else math.sqrt(2.0)
-        weight = torch.randn(replicas, fan_in, fan_out, generator=generator, dtype=dtype)
-        params[f"{layer}.weight"] = weight * (gain / math.sqrt(max(fan_in, 1)))
-        params[f"{layer}.bias"] = torch.zeros(replicas, fan_out, dtype=dtype)
-    return params
+    return {
+        name: spread * torch.randn(replicas, *shape, generator=generator, dtype=dtype)
+        if spread
+        else torch.zeros(replicas, *shape, dtype=dtype)
+        for name, (shape, spread) in mlp_tensors(sizes).items()
+    }
 
 
 def apply_mlp(params: Mapping[str, Tensor], inputs: Tensor, prefix: str = "") -> Tensor:

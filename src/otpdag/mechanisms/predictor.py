@@ -13,7 +13,6 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import ClassVar, Self
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.layers import apply_mlp
+from otpdag.layers import apply_mlp, mlp_tensors
 from otpdag.mechanisms.base import Family, Mechanism, Params, Parents, axis_count, configurations, numeric, sum_cells
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, SettingLike, Tied
 from otpdag.numerics import apply_linear, expand_to, side_by_side
@@ -156,13 +155,8 @@ class Predictor:
             declared["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit, in_part=True)
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
-            sizes: Sequence[int] = (width, *self.network, self.dim)
-            for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
-                gain = 0.1 if layer == len(sizes) - 2 else 2.0**0.5
-                declared[f"network.{layer}.weight"] = Parameter(
-                    (fan_in, fan_out), REAL, init_scale=gain / max(fan_in, 1) ** 0.5
-                )
-                declared[f"network.{layer}.bias"] = Parameter((fan_out,), REAL)
+            for name, (shape, spread) in mlp_tensors((width, *self.network, self.dim)).items():
+                declared[f"network.{name}"] = Parameter(shape, REAL, init_scale=spread)
         return declared
 
     def with_units(self, target: Tensor | None, parents: Parents, weight: Tensor) -> Predictor:
