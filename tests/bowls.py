@@ -6,8 +6,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import Deterministic, Searcher, SearchSchedule
-from otpdag.engine.monitor import Monitor
+from otpdag.engine import Deterministic, Monitor, Searcher, SearchSchedule
 from otpdag.problem import LossTerms, Problem
 
 STRUCTURE = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}).structure

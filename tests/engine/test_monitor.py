@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from otpdag.engine.monitor import Monitor, Stage
+from otpdag.engine import Monitor, Stage
 
 TERMS = {"loss": 2.5, "reconstruction": 2.0, "entropic": 0.5}
 

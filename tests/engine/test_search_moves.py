@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from otpdag.engine import Deterministic, Outcome, Searcher, SearchSchedule, search
-from otpdag.engine.monitor import Monitor
+from otpdag.engine import Deterministic, Monitor, Outcome, Searcher, SearchSchedule, search
 from otpdag.engine.optimiser import carried
 from otpdag.engine.search import _Field, _Gains, _spoilt
 from otpdag.problem import LossTerms, Pace, Problem, Proposals, Refinement

@@ -16,6 +16,7 @@ from otpdag.engine.method import entropic as entropic
 from otpdag.engine.method import likelihood as likelihood
 from otpdag.engine.method import paper as paper
 from otpdag.engine.method import transport as transport
+from otpdag.engine.monitor import Monitor as Monitor
 from otpdag.engine.monitor import Stage as Stage
 from otpdag.engine.optimiser import EM as EM
 from otpdag.engine.optimiser import Deterministic as Deterministic
