@@ -214,25 +214,24 @@ def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any
         raise ModelError(f"folds must be at least 2; got {folds}")
     if model.graph.is_dynamic:
         sequences = as_sequences(data)
-        if not isinstance(sequences.table, pd.DataFrame):
+        table, lengths = sequences.table, sequences.lengths
+        if not isinstance(table, pd.DataFrame):
             raise DataError("cross-validation of sequences needs a DataFrame of steps, or a list of frames")
-        units, owner = len(sequences.lengths), np.repeat(np.arange(len(sequences.lengths)), sequences.lengths)
-        table = _with_all_levels(sequences.table)
     elif isinstance(data, pd.DataFrame):
-        units, table = len(data), _with_all_levels(data)
+        table, lengths = data, np.ones(len(data), dtype=int)
     else:
         raise DataError(f"cross-validation needs a DataFrame; got {type(data).__name__}")
-    if units < folds:
-        raise DataError(f"cross-validation in {folds} parts needs as many rows or sequences; got {units}")
-    fold = np.random.default_rng(seed).permutation(np.arange(units) % folds)
+    if len(lengths) < folds:
+        raise DataError(f"cross-validation in {folds} parts needs as many rows or sequences; got {len(lengths)}")
+    table, owner = _with_all_levels(table), np.repeat(np.arange(len(lengths)), lengths)
+
+    def some(chosen: NDArray[np.bool_]) -> pd.DataFrame | Sequences:
+        rows = table[chosen[owner]]
+        return Sequences(rows, lengths=lengths[chosen]) if model.graph.is_dynamic else rows
+
+    fold = np.random.default_rng(seed).permutation(np.arange(len(lengths)) % folds)
     for part in range(folds):
-        out = fold == part
-        if model.graph.is_dynamic:
-            lengths = sequences.lengths
-            train = Sequences(table[~out[owner]], lengths=lengths[~out])
-            yield train, Sequences(table[out[owner]], lengths=lengths[out]), lengths[out].astype(float)
-        else:
-            yield table[~out], table[out], np.ones(int(out.sum()))
+        yield some(fold != part), some(fold == part), lengths[fold == part].astype(float)
 
 
 def _with_all_levels(table: pd.DataFrame) -> pd.DataFrame:

@@ -26,7 +26,6 @@ from otpdag.likelihood.rows import RowObjective
 from otpdag.problem import (
     LossTerms,
     Pace,
-    Problem,
     Proposals,
     Refinement,
     Units,
@@ -189,16 +188,11 @@ def _evaluated(
     problem: Units, number: int, point: Tensor, placed: Tensor | None, slope: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weight, loss (R,) and gradient (R, P) of one part, both times the weight."""
-    if placed is not None:
-        problem = problem.laid_out_for(placed)
+    problem = problem if placed is None else problem.laid_out_for(placed)
     weight = problem.weight.sum(-1)
-    alike = placed is None or len(placed) == 1
-    told = [_loss_and_slope(problem, few, slope) for few in (point.split(REPLICAS_AT_ONCE) if alike else (point,))]
-    return weight, weight * torch.cat([loss for loss, _ in told]), weight * torch.cat([own for _, own in told])
-
-
-def _loss_and_slope(problem: Problem, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
+    parts = point.split(REPLICAS_AT_ONCE) if placed is None or len(placed) == 1 else (point,)
     if slope:
-        return loss_and_gradient(problem.loss, point)
+        losses, gradients = zip(*(loss_and_gradient(problem.loss, few) for few in parts), strict=True)
+        return weight, weight * torch.cat(losses), weight.unsqueeze(-1) * torch.cat(gradients)
     with torch.no_grad():
-        return problem.loss(point).total, torch.zeros_like(point)
+        return weight, weight * torch.cat([problem.loss(few).total for few in parts]), torch.zeros_like(point)
