@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.likelihood.elimination.evidence import CHUNK, Counts, Moments, Rows, Statistics, joined, weighed
+from otpdag.likelihood.elimination.evidence import CHUNK, Counts, Moments, Rows, Statistics, joined
 from otpdag.likelihood.elimination.families import FamilyView, WeighedRows, stacked_replicas
 from otpdag.mechanisms.base import Buffered, ExponentialFamily, Mechanism, Params, Regressed, buffers_of
 from otpdag.structure import Naturals, Structure, pack, parameter_places, unpack
@@ -241,23 +241,25 @@ def newton_step(
 
 def _grouped(
     twins: Twins, statistics: Mapping[str, tuple[Statistics, ...]], replicas: int
-) -> list[tuple[list[int], _Alone | _SideBySide]]:
+) -> Iterator[tuple[list[int], _Evidence]]:
     """Numbers of twins whose rows can stand side by side, within memory; alone others that rows tell something of."""
-    groups: list[tuple[list[int], _Alone | _SideBySide]] = []
     waiting: list[tuple[int, Rows]] = []
     for number, family in enumerate(twins.families):
         own = statistics[family.node]
         if len(own) == 1 and isinstance(own[0], Rows) and own[0].can_be_stacked:
             waiting.append((number, own[0]))
         elif own:
-            groups.append(([number], _Alone(own)))
+            yield [number], _Evidence(own, _flattest([any(isinstance(one, Rows) and one.thinned for one in own)]))
     size = sum(columns[0].numel() for columns in twins.columns.values())
     shown, sampled = (max((one.sizes[i] for _, one in waiting), default=1) for i in (0, 1))
     many = max(1, CHUNK // (replicas * max(shown, size * sampled)))  # a curvature looks at a copy for each parameter
     for at in range(0, len(waiting), many):
-        together = waiting[at : at + many]
-        groups.append(([n for n, _ in together], _SideBySide.of([one for _, one in together], replicas)))
-    return groups
+        numbers, parts = zip(*waiting[at : at + many], strict=True)
+        families = [part.family for part in parts]
+        complete = _stacked_rows(families, [joined(part.complete)[0] for part in parts], replicas)
+        sample = _stacked_rows(families, [part.sample[0] for part in parts], replicas)
+        flattest = _flattest([part.thinned for part in parts]).repeat(replicas, 1)
+        yield list(numbers), _Evidence((Rows(families[0], (complete,), (), (sample,)),), flattest)
 
 
 def _flattest(thinned: Sequence[bool], whole: float = 1e-9, sampled: float = 2e-3) -> Tensor:
@@ -269,52 +271,25 @@ def _flattest(thinned: Sequence[bool], whole: float = 1e-9, sampled: float = 2e-
 
 
 @dataclass(frozen=True)
-class _Alone:
-    """The statistics of one node."""
+class _Evidence:
+    """The statistics of one node, or rows of several twins by the names that the first gives to its parents.
+
+    Attributes:
+        statistics: What rows say, of twins side by side (R * n, rows).
+        flattest: The smallest curvature, relative to the largest (1 or R * n, 1).
+    """
 
     statistics: Sequence[Statistics]
-
-    @property
-    def flattest(self) -> Tensor:
-        return _flattest([any(isinstance(one, Rows) and one.thinned for one in self.statistics)])
+    flattest: Tensor
 
     def height(self, params: Params) -> Tensor:
+        """The sum of all log-densities (R,), or its estimate from samples."""
         replicas = max(len(value) for value in params.values())
         return torch.stack([one.height(params).expand(replicas) for one in self.statistics]).sum(0)
 
     def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Sums of log-densities (R,) over complete and over expected rows."""
         return (part for one in self.statistics for part in one.parts(params))
-
-
-@dataclass(frozen=True)
-class _SideBySide:
-    """Rows of several twins (R * n, rows), by the names that the first gives to its parents."""
-
-    family: FamilyView
-    sample: WeighedRows
-    complete: WeighedRows
-    flattest: Tensor
-
-    @classmethod
-    def of(cls, parts: Sequence[Rows], replicas: int) -> _SideBySide:
-        families = [part.family for part in parts]
-        samples = [part.sample[0] for part in parts if part.sample]
-        complete = _stacked_rows(families, [joined(part.complete)[0] for part in parts], replicas)
-        sample = _stacked_rows(families, samples, replicas)
-        return cls(families[0], sample, complete, _flattest([part.thinned for part in parts]).repeat(replicas, 1))
-
-    def height(self, params: Params) -> Tensor:
-        return self._sum(params, self.sample)
-
-    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
-        shown = self._sum(params, self.complete)
-        yield shown, torch.zeros_like(shown)
-
-    def _sum(self, params: Params, rows: WeighedRows) -> Tensor:
-        many = max(len(value) for value in params.values()) // len(rows.weight)
-        if many > 1 and len(rows.weight) > 1:  # a curvature looks at several copies of all parameters
-            rows = WeighedRows({k: v.repeat(many, 1, 1) for k, v in rows.values.items()}, rows.weight.repeat(many, 1))
-        return weighed(rows.weight, self.family.log_prob(params, rows.values))
 
 
 def _stacked_rows(families: Sequence[FamilyView], parts: Sequence[WeighedRows], replicas: int) -> WeighedRows:
@@ -342,7 +317,7 @@ def _stacked_rows(families: Sequence[FamilyView], parts: Sequence[WeighedRows], 
 def _step(
     twins: Twins,
     raw: Mapping[str, Tensor],
-    evidence: _Alone | _SideBySide,
+    evidence: _Evidence,
     slopes: Mapping[str, Tensor],
     sizes: Sequence[float] = (1.0, 0.25, 0.05),
 ) -> tuple[dict[str, Tensor], Tensor]:
@@ -370,7 +345,7 @@ def _step(
             exact = exact + (shown + expected).sum()
         exact = exact + sum((value * slopes[name]).sum() for name, value in params.items() if name in slopes)
         (slope,) = torch.autograd.grad(exact, leaf)
-        at_once = len(leaf) == 1 or isinstance(evidence, _SideBySide)
+        at_once = len(leaf) == 1 or all(isinstance(one, Rows) for one in evidence.statistics)
         before, own, curvature = (_curved if at_once else _curved_in_turn)(height, leaf)
     with torch.no_grad():
         step = _newton_direction(slope, curvature, evidence.flattest.to(slope))

@@ -169,6 +169,10 @@ class Rows:
             yield torch.zeros_like(total), total
 
     def _sum(self, params: Params, rows: WeighedRows) -> Tensor:
+        own, many = len(rows.weight), max((len(value) for value in params.values()), default=1)
+        if many > own > 1:  # a curvature looks at several copies of all parameters
+            values = {k: v.repeat(many // own, 1, 1) if len(v) > 1 else v for k, v in rows.values.items()}
+            rows = WeighedRows(values, rows.weight.repeat(many // own, 1), rows.mask)
         return weighed(rows.weight, self.family.log_prob(params, rows.values, rows.mask))
 
     @staticmethod
