@@ -504,7 +504,7 @@ def _is_ours(kind: type) -> bool:
 
 def _entry(name: str, kind: type[Mechanism]) -> dict[str, Any]:
     properties: dict[str, Any] = {"type": {"const": name}}
-    for argument, told in arguments_of(kind).model_json_schema()["properties"].items():
+    for argument, told in sorted(arguments_of(kind).model_json_schema()["properties"].items()):
         shared = told.get("$anchor")
         plain = {key: value for key, value in told.items() if key not in ("title", "default")}
         properties[argument] = plain if shared is None else {"$ref": f"#/$defs/{shared}"}
