@@ -1,7 +1,7 @@
 """MNIST, CIFAR10, SVHN and CelebA from a local folder.
 
 Published files lie where torchvision would put them. Each reader takes the folder that torchvision calls the root,
-returns four arrays (images and labels for training, images and labels for testing), and raises ``FileNotFoundError`` if
+``"train"`` or ``"test"`` and how many images are wanted, returns images and labels, and raises ``FileNotFoundError`` if
 its files are not there. A file is read only if its checksum is the published one (of CelebA, which has a file for each
 face, none is known); nothing here runs code that it holds.
 """
@@ -10,7 +10,7 @@ import gzip
 import io
 import pickle
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,7 @@ from otpdag.datasets._folder import checked, data_folder, fetch
 from otpdag.errors import DataError
 
 Bytes = NDArray[np.uint8]
-Split = tuple[Bytes, NDArray[np.int64], Bytes, NDArray[np.int64]]
+Pictures = tuple[Bytes, NDArray[np.int64]]
 
 MNIST = {
     "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -127,36 +127,36 @@ def load_images(
             raise DataError(f"`{option}` must be at least 1; got {rows}")
     root = Path(folder or data_folder())
     places = (root / "images", root)
-    images = None if source == "published" else _prepared(name, places, train, test)
+    limits = {"train": train, "test": test}
+    images = None if source == "published" else _prepared(name, places, limits)
     if images is None and source != "prepared":
-        images = _published(name, places, train, test)
+        images = _published(name, places, limits)
         if images is None and download:
             PUBLISHED[name].download(places[0])
-            images = _published(name, places, train, test)
+            images = _published(name, places, limits)
     if images is None:
         raise DataError(_missing(name, places[0], source))
     return images
 
 
-def _prepared(name: str, places: Sequence[Path], train: int | None, test: int | None) -> ImageSet | None:
-    (file, checksum), limits = _PREPARED[name], {"train": train, "test": test}
+def _prepared(name: str, places: Sequence[Path], limits: Mapping[str, int | None]) -> ImageSet | None:
+    file, checksum = _PREPARED[name]
     for place in places:
         if (place / file).is_file():
             with np.load(checked(place / file, checksum, what="the file of this project")) as held:
-                split = {f"{part}_{key}": held[f"{part}_{key}"][:rows] for key, rows in limits.items() for part in "xy"}
-            images = {key: split[f"x_{key}"].reshape(*split[f"x_{key}"].shape[:3], -1) for key in limits}
-            labels = {key: split[f"y_{key}"].astype(np.int64) for key in limits}
-            return ImageSet(name, images["train"], labels["train"], images["test"], labels["test"], file)
+                arrays = [(held[f"x_{part}"][:rows], held[f"y_{part}"][:rows]) for part, rows in limits.items()]
+            train, test = ((x.reshape(*x.shape[:3], -1), y.astype(np.int64)) for x, y in arrays)
+            return ImageSet(name, *train, *test, file)
     return None
 
 
-def _published(name: str, places: Sequence[Path], train: int | None, test: int | None) -> ImageSet | None:
+def _published(name: str, places: Sequence[Path], limits: Mapping[str, int | None]) -> ImageSet | None:
     for place in places:
         try:
-            split: Split = PUBLISHED[name].read(place, train, test)
+            train, test = (PUBLISHED[name].read(place, part, rows) for part, rows in limits.items())
         except FileNotFoundError:
             continue
-        return ImageSet(name, *split, f"the files published at {PUBLISHED[name].origin}")
+        return ImageSet(name, *train, *test, f"the files published at {PUBLISHED[name].origin}")
     return None
 
 
@@ -178,7 +178,7 @@ def _missing(name: str, place: Path, source: Source) -> str:
 class Published(NamedTuple):
     """How a data set is published: a reader of its files, where they are, and what torchvision calls their place."""
 
-    read: Callable[[Path, int | None, int | None], Split]
+    read: Callable[[Path, str, int | None], Pictures]
     origin: str
     files: dict[str, str]
     place: str
@@ -198,12 +198,10 @@ class Published(NamedTuple):
 # --- MNIST ------------------------------------------------------------------------------------------------
 
 
-def _read_mnist(root: Path, train: int | None, test: int | None) -> Split:
-    images, labels, test_images, test_labels = (
-        _read_idx(checked(root / "MNIST" / "raw" / name, checksum)) for name, checksum in MNIST.items()
-    )
-    codes, test_codes = labels[:train].astype(np.int64), test_labels[:test].astype(np.int64)
-    return images[:train, :, :, None], codes, test_images[:test, :, :, None], test_codes
+def _read_mnist(root: Path, part: str, rows: int | None) -> Pictures:
+    files = [(name, checksum) for name, checksum in MNIST.items() if name.startswith("train") == (part == "train")]
+    images, labels = (_read_idx(checked(root / "MNIST" / "raw" / name, checksum))[:rows] for name, checksum in files)
+    return images[..., None], labels.astype(np.int64)
 
 
 def _read_idx(path: Path) -> Bytes:
@@ -219,14 +217,13 @@ def _read_idx(path: Path) -> Bytes:
 # --- CIFAR10 ----------------------------------------------------------------------------------------------
 
 
-def _read_cifar10(root: Path, train: int | None, test: int | None) -> Split:
+def _read_cifar10(root: Path, part: str, rows: int | None) -> Pictures:
     ((name, checksum),) = CIFAR10.items()
+    batches = [batch for batch in CIFAR10_BATCHES if batch.startswith("test") == (part == "test")]
     with tarfile.open(checked(root / name, checksum)) as archive:
-        batches = {batch: _read_batch(_member(archive, f"cifar-10-batches-py/{batch}")) for batch in CIFAR10_BATCHES}
-    last_images, last_labels = batches.pop("test_batch")
-    images = np.concatenate([images for images, _ in batches.values()])[:train]
-    labels = np.concatenate([labels for _, labels in batches.values()])[:train]
-    return images, labels, last_images[:test], last_labels[:test]
+        read = [_read_batch(_member(archive, f"cifar-10-batches-py/{batch}")) for batch in batches]
+    images, labels = (np.concatenate(arrays)[:rows] for arrays in zip(*read, strict=True))
+    return images, labels
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
@@ -263,19 +260,12 @@ class _ArrayUnpickler(pickle.Unpickler):
 # --- SVHN -------------------------------------------------------------------------------------------------
 
 
-def _read_svhn(root: Path, train: int | None, test: int | None) -> Split:
-    (images, labels), (test_images, test_labels) = (
-        _read_mat(checked(root / name, checksum), rows)
-        for (name, checksum), rows in zip(SVHN.items(), (train, test), strict=True)
-    )
-    return images, labels, test_images, test_labels
-
-
-def _read_mat(path: Path, rows: int | None) -> tuple[Bytes, NDArray[np.int64]]:
+def _read_svhn(root: Path, part: str, rows: int | None) -> Pictures:
     """Images lie in (height, width, channels, rows); the digit 0 has the label 10."""
     from scipy.io import loadmat
 
-    contents = loadmat(str(path))
+    name = f"{part}_32x32.mat"
+    contents = loadmat(str(checked(root / name, SVHN[name])))
     images = np.ascontiguousarray(np.moveaxis(contents["X"], -1, 0)[:rows])
     return images, contents["y"].ravel()[:rows].astype(np.int64) % 10
 
@@ -283,25 +273,15 @@ def _read_mat(path: Path, rows: int | None) -> tuple[Bytes, NDArray[np.int64]]:
 # --- CelebA -----------------------------------------------------------------------------------------------
 
 
-def _read_celeba(root: Path, train: int | None, test: int | None) -> Split:
-    """The official training and test parts; labels are the numbers of the files."""
-    folder = root / "celeba"
-    partition = folder / "list_eval_partition.txt"
-    if not partition.is_file() or not (folder / "img_align_celeba").is_dir():
-        raise FileNotFoundError(partition)
-    parts: dict[str, list[str]] = {"0": [], "1": [], "2": []}
-    for line in partition.read_text().splitlines():
-        name, part = line.split()
-        parts[part].append(name)
-    images, labels = _read_faces(folder / "img_align_celeba", parts["0"][:train])
-    test_images, test_labels = _read_faces(folder / "img_align_celeba", parts["2"][:test])
-    return images, labels, test_images, test_labels
-
-
-def _read_faces(folder: Path, names: list[str], side: int = 148, size: int = 64) -> tuple[Bytes, NDArray[np.int64]]:
-    """The square of ``side`` pixels in the middle at ``size`` x ``size``, as usual for CelebA."""
+def _read_celeba(root: Path, part: str, rows: int | None, side: int = 148, size: int = 64) -> Pictures:
+    """The square of ``side`` pixels in the middle at ``size`` x ``size``, as usual; labels are the files' numbers."""
     from PIL import Image
 
+    partition, folder = root / "celeba" / "list_eval_partition.txt", root / "celeba" / "img_align_celeba"
+    if not partition.is_file() or not folder.is_dir():
+        raise FileNotFoundError(partition)
+    lines = [line.split() for line in partition.read_text().splitlines()]
+    names = [name for name, code in lines if code == {"train": "0", "test": "2"}[part]][:rows]
     faces = np.empty((len(names), size, size, 3), dtype=np.uint8)
     for row, name in enumerate(names):
         if not (folder / name).is_file():
