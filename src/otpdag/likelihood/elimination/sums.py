@@ -329,9 +329,10 @@ class Prepared:
 
     def put(self, banks: Banks, log_probs: Sequence[Tensor]) -> None:
         """Write the log-densities of all arrays (R, entries) into the banks."""
-        flat = torch.cat(list(log_probs), 1) if log_probs else None
+        if not log_probs:
+            return
+        flat = torch.cat(list(log_probs), 1)
         for sizes, (rows, entries) in self.places.items():
-            assert flat is not None, "tables have rows"
             banks[sizes].index_copy_(1, rows, _picked(flat, entries).reshape(len(flat), len(rows), -1))
 
     def taken(self, banks: Banks, lengths: Sequence[int]) -> tuple[Tensor, ...]:
@@ -356,10 +357,9 @@ def prepare(layout: Layout, block: Block) -> Prepared:
     recipes, places = block.shared.get("recipes") or _recipes(layout.table, block)
     pool = torch.from_numpy(layout.table.numbers).reshape(1, -1)
     if points:  # all numbers: those of the data, then those of all points (1 or R, many)
-        replicas = max(len(one.values) for one in points.values())
-        pool = torch.cat(
-            [one.expand(replicas, -1) for one in (pool, *(one.values.flatten(1) for one in points.values()))], 1
-        )
+        parts = [pool, *(one.values.flatten(1) for one in points.values())]
+        replicas = max(map(len, parts))
+        pool = torch.cat([one.expand(replicas, -1) for one in parts], 1)
     prepared = Prepared(points, tuple(recipe.rows(layout.table, pool) for recipe in recipes), places)
     if layout.is_remembered:
         block.placed["prepared"] = prepared
