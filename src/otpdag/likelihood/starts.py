@@ -22,7 +22,6 @@ from otpdag.spaces import Space
 from otpdag.structure import Structure, lag_name
 
 Array = NDArray[np.float64]
-Completed = dict[str, Tensor]
 Guesses = dict[str, Array]
 CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
@@ -38,7 +37,7 @@ def complete_table(
     first: bool,
     even_categories: bool = False,
     standard_numbers: bool = False,
-) -> Completed:
+) -> dict[str, Tensor]:
     """One completed table (N, width) for each node: missing cells filled, hidden nodes guessed.
 
     With ``even_categories`` hidden categories are as likely as one another in every row, and with ``standard_numbers``

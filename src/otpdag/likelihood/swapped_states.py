@@ -6,13 +6,12 @@ Hinton 2000). What a state is worth is what its removal costs,
 
 .. math:: D_a = -\frac{1}{n} \sum_i w_i \log (1 - r_{ia}), \qquad r_{ib} \to r_{ib} / (1 - r_{ia}),
 
-with the posterior probabilities r; a state is split across the leading component of its rows' features. All swaps run
-side by side on a part of the rows, the best few on all of them; the optimum is left where one of them is lower.
+with the posterior probabilities r; a state is split across the leading component of its rows' features. Points with
+states swapped that begin near the optimum are proposed to the search, which leaves it where one of them leads lower.
 
-States of a hidden category swapped in rows that are not read through features: a regression, a gap, another parent.
-
-There, no sums could be changed by a swap. So each row counts once in every state s, by its posterior probability r
-after the swap, and each mechanism that makes or reads the category starts from these rows as from any table,
+Where rows or steps are read through features, such a point is the maximum at the sums of rows shared anew. Elsewhere (a
+regression, a gap, another parent) each row counts once in every state s, by its posterior probability r after the swap,
+and each mechanism that makes or reads the category starts from these rows as from any table,
 
 .. math:: \hat\theta = \mathrm{start}\{(x_i, s) \text{ with weight } w_i r_{is}\}.
 
@@ -162,23 +161,17 @@ def swapped_rows(problem: TableRows, point: Tensor, probabilities: Probabilities
 
     None where there is no one hidden category whose states could be swapped, and where all swaps begin far above.
     """
-    node = _swappable(problem.structure)
-    is_one = len(point) == problem.batch.replicas == 1 and point.device.type == "cpu"
-    if node is None or not is_one or not problem.is_likelihood:
+    structure, hidden = problem.structure, problem.structure.graph.hidden
+    is_one = len(hidden) == len(point) == problem.batch.replicas == 1 and point.device.type == "cpu"
+    if not is_one or not problem.is_likelihood or not structure.graph.children(*hidden):
+        return None
+    (node,) = hidden
+    if structure.mechanisms[node].space.width < FEWEST_STATES:
         return None
     part = problem.subset(SWAP_ROWS, coarse=True)
     assert isinstance(part, TableRows), "a part of a table's rows has rows"
     with torch.no_grad():
         return near(part, point, torch.cat([point[:0], *_with_swaps(part, point, node, probabilities)]))
-
-
-def _swappable(structure: Structure) -> str | None:
-    """The hidden node, if there is only one, and it is a category with enough states that others read."""
-    hidden = structure.graph.hidden
-    if len(hidden) != 1 or not structure.hidden_categories or not structure.graph.children(*hidden):
-        return None
-    (node,) = hidden
-    return node if structure.mechanisms[node].space.width >= FEWEST_STATES else None
 
 
 def _with_swaps(part: TableRows, point: Tensor, node: str, probabilities: Probabilities) -> list[Tensor]:
