@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.deterministic import OfAnySpace
 from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
@@ -22,7 +23,7 @@ from otpdag.spaces import Real, Space
 PREFIX = "module."
 
 
-class Decoder(Mechanism):
+class Decoder(OfAnySpace):
     r"""A user's ``torch.nn.Module`` of the parents, with Gaussian noise or without.
 
     .. math:: x = f_\theta(\mathrm{pa}) + \mathrm{scale} \, u, \quad u \sim N(0, I)
@@ -61,11 +62,6 @@ class Decoder(Mechanism):
         """Refuse a root."""
         if not self.family.parents:
             raise ModelError(f"node {self.family.node!r} is a Decoder and needs at least one parent")
-
-    @property
-    def space(self) -> Space:
-        """What the module produces."""
-        return self._space
 
     @property
     def noise(self) -> Noise:

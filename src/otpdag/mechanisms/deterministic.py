@@ -13,7 +13,23 @@ from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.spaces import Real, Space
 
 
-class Deterministic(Mechanism):
+class OfAnySpace(Mechanism):
+    """A node whose space the user says, without noise unless it has some of its own."""
+
+    _space: Space
+
+    @property
+    def space(self) -> Space:
+        """What the user said."""
+        return self._space
+
+    @property
+    def noise(self) -> Noise:
+        """None."""
+        return Noise(0, "normal")
+
+
+class Deterministic(OfAnySpace):
     r"""A known function of the parents: a sum of scores, a ratio, a transform of a hidden node.
 
     .. math:: x = f(\mathrm{pa})
@@ -44,16 +60,6 @@ class Deterministic(Mechanism):
         if not self.family.parents:
             raise ModelError(f"node {self.family.node!r} is Deterministic and needs at least one parent")
 
-    @property
-    def space(self) -> Space:
-        """What the function produces."""
-        return self._space
-
-    @property
-    def noise(self) -> Noise:
-        """None."""
-        return Noise(0, "normal")
-
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """The function of the parents."""
         value = self.function(parents)
@@ -65,7 +71,7 @@ class Deterministic(Mechanism):
         return value
 
 
-class Given(Mechanism):
+class Given(OfAnySpace):
     """A covariate: its values come from the table, nothing is learned about their distribution.
 
     Use it for inputs of a regression, a treatment that was set by design, or the length of a document. Its
@@ -92,16 +98,6 @@ class Given(Mechanism):
             raise ModelError(
                 f"node {self.family.node!r} is Given, so it must be an observed node without parents; it {reason}"
             )
-
-    @property
-    def space(self) -> Space:
-        """The values of the covariate."""
-        return self._space
-
-    @property
-    def noise(self) -> Noise:
-        """None."""
-        return Noise(0, "normal")
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Refuse: there is nothing to draw from."""
