@@ -266,9 +266,9 @@ def test_normal_integrates_gaussian_kernels_in_closed_form():
 @pytest.mark.parametrize(
     ("cdf", "quantile", "shapes"),
     [
-        (quantiles.gamma_cdf, quantiles.gamma_quantile, [[0.5, 1.0, 30.0]]),
-        (quantiles.beta_cdf, quantiles.beta_quantile, [[0.5, 1.0, 30.0], [2.0, 0.3, 20.0]]),
-        (quantiles.student_cdf, quantiles.student_quantile, [[1.2, 4.0, 80.0]]),
+        (quantiles.GAMMA.cdf, quantiles.GAMMA.quantile, [[0.5, 1.0, 30.0]]),
+        (quantiles.BETA.cdf, quantiles.BETA.quantile, [[0.5, 1.0, 30.0], [2.0, 0.3, 20.0]]),
+        (quantiles.STUDENT.cdf, quantiles.STUDENT.quantile, [[1.2, 4.0, 80.0]]),
     ],
     ids=["gamma", "beta", "student"],
 )
@@ -284,7 +284,7 @@ def test_distribution_functions_and_quantiles_have_the_right_gradients(cdf, quan
 def test_gradient_of_gamma_draws_is_that_of_torch():
     shape = torch.full((200,), 0.7, dtype=torch.float64).requires_grad_()
     u = torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    value = quantiles.gamma_quantile(u, shape)
+    value = quantiles.GAMMA.quantile(u, shape)
     (found,) = torch.autograd.grad(value.sum(), shape)
     torch.testing.assert_close(found, torch._standard_gamma_grad(shape, value).detach(), rtol=1e-3, atol=1e-6)
 
@@ -292,7 +292,7 @@ def test_gradient_of_gamma_draws_is_that_of_torch():
 def test_upper_tails_keep_their_gradient():
     # far out F is one to the last digit, and only the survival function still tells where
     df = tensor([3.0]).requires_grad_()
-    x = quantiles.student_quantile(tensor([1 - 1e-13]), df)
+    x = quantiles.STUDENT.quantile(tensor([1 - 1e-13]), df)
     (found,) = torch.autograd.grad(x.sum(), df)
     step = 1e-4
     wanted = (stats.t.isf(1e-13, 3 + step) - stats.t.isf(1e-13, 3 - step)) / (2 * step)
