@@ -29,7 +29,7 @@ from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows
 from otpdag.learned.sequence_problems import NumberProblem, PieceProblem
 from otpdag.likelihood.chain_problem import ChainProblem, chain_problem
 from otpdag.likelihood.graph_problem import GraphProblem
-from otpdag.likelihood.moment_problem import MomentProblem
+from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.state_problem import StateProblem
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem

@@ -14,7 +14,7 @@ from otpdag.data import Schema, encode
 from otpdag.engine.data_kind import lay_out_rows, one_start
 from otpdag.engine.fit import recognise
 from otpdag.likelihood.graph_problem import GraphProblem, rows_along_graph
-from otpdag.likelihood.moment_problem import MomentProblem
+from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.likelihood.route import row_problem
 from otpdag.likelihood.rows import RowObjective
 from otpdag.settings import ClosedForm, Objective, PushForward

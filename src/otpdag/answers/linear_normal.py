@@ -22,10 +22,9 @@ from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.likelihood.moment_problem import RowGroups, centre_of
+from otpdag.likelihood.linear_normal import NormalFit, RowGroups, centre_of, structural_equations
 from otpdag.likelihood.route import is_linear_normal
 from otpdag.likelihood.row_posterior import Fitted
-from otpdag.likelihood.structural_equations import NormalFit, structural_equations
 from otpdag.mechanisms import Normal
 from otpdag.tables import cell_names
 

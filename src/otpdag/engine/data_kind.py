@@ -32,7 +32,7 @@ from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Enco
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.smoother import SequenceMap
-from otpdag.likelihood.moment_problem import rows_as_moments
+from otpdag.likelihood.linear_normal import rows_as_moments
 from otpdag.likelihood.partitioned_problem import (
     BLOCKS_FROM,
     FROM_ROWS,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from otpdag.data import Batch
 from otpdag.likelihood.graph_problem import rows_along_graph
-from otpdag.likelihood.moment_problem import gap_groups, rows_as_moments
+from otpdag.likelihood.linear_normal import gap_groups, rows_as_moments
 from otpdag.likelihood.rows import RowObjective
 from otpdag.likelihood.state_problem import has_features, rows_by_states
 from otpdag.mechanisms import Normal

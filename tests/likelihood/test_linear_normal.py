@@ -14,11 +14,10 @@ from otpdag.data import Batch
 from otpdag.engine import Deterministic
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import Run
-from otpdag.likelihood import moment_problem
-from otpdag.likelihood.moment_problem import rows_as_moments
+from otpdag.likelihood import linear_normal
+from otpdag.likelihood.linear_normal import Scored, StructuralEquations, _cholesky, rows_as_moments
 from otpdag.likelihood.route import row_problem
 from otpdag.likelihood.rows import RowObjective
-from otpdag.likelihood.structural_equations import Scored, StructuralEquations, _cholesky
 from otpdag.problem import loss_and_gradient
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack
@@ -215,7 +214,7 @@ def test_more_parameters_than_can_be_scored_are_left_to_descent(monkeypatch):
     _, _, problem, points = laid_out(*factors())
     assert problem.updates is not None
     known = problem.update(points)[1].total
-    monkeypatch.setattr(moment_problem, "MOST_SCORED", 10)
+    monkeypatch.setattr(linear_normal, "MOST_SCORED", 10)
     assert problem.updates is None
     torch.testing.assert_close(problem.loss(points).total, known)
 
