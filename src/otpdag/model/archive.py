@@ -220,6 +220,7 @@ def _asked_for(argument: Any) -> int:
 
 def _check_shapes(node: str, mechanism: Mechanism) -> None:
     """Refuse what a mechanism made of arguments that it did not expect."""
+    mechanism.spec()  # settings that are no numbers show here, not when they are first used
     sizes = [mechanism.space.width, *(length for p in mechanism.declared().values() for length in p.shape)]
     if not all(type(length) is int and length >= 0 for length in sizes) or mechanism.space.width < 1:
         raise ValueError(f"node {node!r} has sizes that are no whole numbers")
