@@ -37,8 +37,8 @@ PAPER = otp.paper(
     learning_rate=Constant(0.1),
     hidden_layers=(5,),
 )
-"""Algorithm 1 with the settings of the published code, which the paper does not print; that takes all 500 rows in every
-step, where an exact distance takes half a minute a simulation."""
+"""Algorithm 1 with the settings of the published code, which the paper does not print; but for batches of 100, where it
+takes all 500 rows in every step, which is slow for an exact distance."""
 
 
 @dataclass(frozen=True)

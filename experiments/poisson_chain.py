@@ -39,7 +39,7 @@ class Size:
 
     @classmethod
     def of(cls, quick: bool) -> "Size":
-        return cls(2, 1, 100) if quick else cls(200, 20)
+        return cls(2, 1, 100) if quick else cls(200, 200)
 
     def of_method(self, method: str) -> int:
         """How many data sets a method gets."""

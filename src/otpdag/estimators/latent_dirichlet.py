@@ -53,8 +53,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     choice for texts, long and short; concentrations are then estimated at these topics. It needs one pass over the
     documents. ``"auto"`` (default) asks whether documents repeat words as often as the model does, which draws them
     independently: entropic if so, transport if not, as in texts; ``result_.method`` and ``result_.notes`` tell.
-    ``"paper"`` is the published practice (a recurrent encoder, relaxed assignments of words, Wasserstein penalty):
-    slow, for comparison.
+    ``"paper"`` is the published practice (an encoder of documents, relaxed topics and words, Wasserstein penalty), for
+    comparison: it finds bars, at a distance that its relaxation leaves.
 
     **Background.** Where documents do not repeat words as the model does, transport lets four of five words come from
     one distribution that all documents share, ``background_``. A document about topic k alone then has words
@@ -73,7 +73,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             log-concentrations ``beta_``, which are learned. Not with ``"transport"``.
         alpha: Known concentrations, one for all topics or one for each; left out, they are learned.
         n_init: Data-driven starts of which the best is kept; by default 6 for entropic fits, 4 for transport.
-        max_iter: Most sweeps over the documents, or updates; by default 100 for entropic fits, else 300.
+        max_iter: Most sweeps over the documents, updates or, of the paper's way, epochs; by default 100 for entropic
+            fits, 1,000 for the paper's with Dirichlet topics, else 300.
         batch_size: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.
         vectorizer: What turns raw documents into counts; scikit-learn's ``CountVectorizer()`` if left out.
         callbacks: Called with each record of the history; returning True stops the fit.
