@@ -354,7 +354,7 @@ def test_families_are_nodes_with_their_parents_and_the_sum_of_divergences_has_it
     _, terms, asked = compared("joint", "marginal")
     assert terms.divergence.item() == pytest.approx(0.5 * 11.0)
     (u, made_u, *masses), (v, made_v, *_) = asked
-    assert masses == [None, None]  # equal weights are left unsaid
+    assert [one.unique().tolist() for one in masses] == [[1 / 400], [1 / 400]]
     assert [one.shape[-1] for one in (u, made_u, v, made_v)] == [2, 2, 3, 3]
     torch.testing.assert_close(v[..., 1:], made_v[..., 1:])  # the same parents
     torch.testing.assert_close(v[..., 1:], u)
