@@ -54,7 +54,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     documents. ``"auto"`` (default) asks whether documents repeat words as often as the model does, which draws them
     independently: entropic if so, transport if not, as in texts; ``result_.method`` and ``result_.notes`` tell.
     ``"paper"`` is the published practice (an encoder of documents, relaxed topics and words, Wasserstein penalty), for
-    comparison: it finds bars, at a distance that its relaxation leaves.
+    comparison: it finds nine bars in ten or all, at a distance that its relaxation leaves.
 
     **Background.** Where documents do not repeat words as the model does, transport lets four of five words come from
     one distribution that all documents share, ``background_``. A document about topic k alone then has words
