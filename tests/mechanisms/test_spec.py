@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise
@@ -132,3 +133,12 @@ def test_what_is_no_plain_data_cannot_be_saved():
     assert Many().spec()["arguments"] == {}
     with pytest.raises(ModelError, match=r"Many cannot be saved: it takes \*shifts; name its arguments"):
         Many(1.0, 2.0).spec()
+
+
+def test_what_is_no_number_is_refused_by_node_and_argument():
+    with pytest.raises(ModelError, match=r"node 'u': Normal cannot take the saved 'weight': .*must be numbers.*'red'"):
+        m.from_spec({"type": "Normal", "arguments": {"weight": "red"}}, node="u")
+    with pytest.raises(ModelError, match=r"node 'u': Normal cannot take the saved 'scale'"):
+        m.from_spec({"type": "Normal", "arguments": {"scale": {"start": "red"}}}, node="u")
+    with pytest.raises(ModelError, match="a parameter must be numbers"):
+        otp.Model(otp.Graph([], nodes=["u"]), {"u": m.Normal(loc="red")})

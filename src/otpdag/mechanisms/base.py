@@ -152,9 +152,8 @@ class Mechanism(ABC):
         :func:`otpdag.mechanisms.from_spec` reads it again. Functions and modules are not saved.
         """
         kind, arguments = type(self), {}
-        parameters = inspect.signature(kind).parameters
         for name, value in arguments_of(self).items():
-            is_setting = name in parameters and "Setting" in str(parameters[name].annotation)
+            is_setting = "Setting" in _declared_type(kind, name)
             arguments[name] = encode(as_setting(value) if is_setting else value, kind, name)
         return {"type": kind.__name__, "arguments": arguments}
 
@@ -555,18 +554,22 @@ def from_spec(
                 )
             arguments[argument] = functions[node]
         else:
-            _check_plain(_REGISTRY[name], argument, value, node)
-            arguments[argument] = decode(value)
+            arguments[argument] = _decoded(_REGISTRY[name], argument, value, node)
     try:
         return _REGISTRY[name](**arguments)
     except TypeError as error:
         raise ModelError(f"{_at(node)}{name} does not accept the saved arguments: {error}") from None
 
 
-def _check_plain(kind: type[Mechanism], argument: str, value: Any, node: str) -> None:
-    """Refuse an argument of another kind than the class declares; what it declares otherwise it checks itself."""
+def _declared_type(kind: type[Mechanism], argument: str) -> str:
+    """What a class declares an argument to be, as it is written; nothing for one that it does not name."""
     parameter = inspect.signature(kind.__init__).parameters.get(argument)
-    declared = "" if parameter is None else str(getattr(parameter.annotation, "__name__", parameter.annotation))
+    return "" if parameter is None else str(getattr(parameter.annotation, "__name__", parameter.annotation))
+
+
+def _decoded(kind: type[Mechanism], argument: str, value: Any, node: str) -> Any:
+    """A saved argument, refused where it is of another kind than the class declares; the rest it checks itself."""
+    declared = _declared_type(kind, argument)
     good = {
         "int": type(value) is int,
         "bool": isinstance(value, bool),
@@ -577,6 +580,10 @@ def _check_plain(kind: type[Mechanism], argument: str, value: Any, node: str) ->
     }
     if not good.get(declared, True):
         raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
+    try:
+        return as_setting(decode(value)) if "Setting" in declared else decode(value)
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{_at(node)}{kind.__name__} cannot take the saved {argument!r}: {error}") from None
 
 
 def arguments_of(mechanism: Mechanism) -> dict[str, Any]:

@@ -162,7 +162,10 @@ def as_setting(value: object) -> Setting:
     """Read what a user passed for a parameter."""
     if value is None or isinstance(value, Fixed | Start | Tied):
         return value
-    return Fixed(np.asarray(value, dtype=float))
+    try:
+        return Fixed(np.asarray(value, dtype=float))
+    except (TypeError, ValueError):
+        raise ModelError(f"a parameter must be numbers, otp.start(...) or otp.tie(...); got {value!r:.60}") from None
 
 
 @dataclass(frozen=True)
