@@ -11,8 +11,10 @@ from scipy import sparse
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
+from otpdag.costs import KL
 from otpdag.data import Documents, Images
 from otpdag.datasets import bars
+from otpdag.divergences import Wasserstein
 from otpdag.engine import EM, Adam, Deterministic, Method, SearchSchedule, data_kind, sequence_data
 from otpdag.engine.data_kind import ImageData, TableData, initial_theta
 from otpdag.engine.document_data import DocumentData, topic_method
@@ -22,7 +24,8 @@ from otpdag.errors import DataError, ModelError
 from otpdag.likelihood.topic_problem import Repeats
 from otpdag.objective import Direct, Drawn, Encoded, Objective, PaperTopics, TopicSweeps
 from otpdag.problem import split_point
-from otpdag.settings import ClosedForm
+from otpdag.schedules import Constant
+from otpdag.settings import ClosedForm, PushForward
 from otpdag.spaces import Real
 
 # -- what kinds of data choose for a fit: where starts are guessed, how long the first runs are, which method runs ----
@@ -231,7 +234,8 @@ def test_methods_are_what_their_names_say():
     assert (transport.evaluation, transport.optimiser) == (TopicSweeps(pairs=True), EM(steps=7))
     paper = topic_method("paper", documents=120, steps=7)
     assert paper.evaluation == PaperTopics(temperature=1.0, batch_size=50)
-    assert paper.optimiser == Adam(steps=7 * 3, learning_rate=1e-3, averaging=0.0)  # epochs of three batches
+    in_turn = {"learning_rate": Constant(1e-3), "averaging": 0.0, "alternating": True}
+    assert paper.optimiser == Adam(steps=2 * 7 * 3, **in_turn)  # epochs of three batches, encoder and topics on each
     assert paper.objective.push_forward.eta == 1e-4
     assert topic_method("paper", documents=120, prior=0.1).objective.push_forward.eta == 1e-1
     with pytest.raises(ModelError, match="method must be 'auto', 'likelihood', 'transport', 'paper' or a Method"):
@@ -286,7 +290,11 @@ def test_the_papers_settings_are_those_of_its_appendix():
     plain, drawn = (topic_method("paper", documents=120, prior=prior) for prior in (None, 0.1))
     assert plain.evaluation == PaperTopics(drawn=False, temperature=1.0, batch_size=50)
     assert drawn.evaluation == PaperTopics(drawn=True, temperature=2.0, batch_size=50)
-    assert plain.optimiser == drawn.optimiser == Adam(steps=300 * 3, learning_rate=1e-3, averaging=0.0)
+    for method, epochs, eta in ((plain, 300, 1e-4), (drawn, 1000, 1e-1)):
+        assert method.optimiser.steps == 2 * epochs * 3  # of three batches, encoder and topics on each
+        assert method.objective == Objective(push_forward=PushForward(eta, Wasserstein(KL())))
+        assert method.optimiser.rate(0.0) == method.optimiser.rate(1.0) == 1e-3
+        assert method.optimiser.alternating
     assert topic_method("transport", documents=120).optimiser == EM(steps=300)
     assert topic_method("transport", documents=120, background=0.8).evaluation.background == 0.8
 
