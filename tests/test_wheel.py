@@ -49,4 +49,4 @@ def test_it_works_elsewhere(unpacked, tmp_path):
         [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / "run" / "report.html").stat().st_size > 1_000_000
+    assert (tmp_path / "run" / "report.html").stat().st_size > 20_000

@@ -16,7 +16,7 @@ from otpdag.errors import DataError, ModelError
 from otpdag.report import Run, read_run, report_page
 from tests.browser import CHROMIUM, Page
 
-HOSTILE = "<script>alert(1)</script><b>&\"'x"
+HOSTILE = "<script>alert(1)</script><b>&\"'$x_1$"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -108,6 +108,8 @@ def test_page_tells_what_the_fit_left(page, run):
     middle = float(run.model.params()["size"]["loc"].ravel()[0])
     assert f"{middle:.5g}" in words
     assert "80 of 900 cells are empty" in words  # 50 sizes and 30 colours
+    assert "16.7%" in words  # of the sizes
+    assert len(page) < 1_000_000
 
 
 def test_without_the_table_there_are_no_pictures_of_data(run):
@@ -158,7 +160,7 @@ def test_sequences_are_shown_along_their_time(series_page):
     words = " ".join(read(series_page).words)
     assert "The first sequence over the central 90 %" in words
     assert "at each of its steps" in words
-    assert '"text":"year"' in series_page
+    assert "year" in words
 
 
 def test_folder_without_a_fit_is_refused(tmp_path):
@@ -186,8 +188,7 @@ def test_page_works_in_a_browser(page, series_page, tmp_path, width, phone):
     with Page(width, phone=phone) as browser:
         for path in sorted(tmp_path.glob("*.html")):
             browser.open(path)
-            browser.run("boxes.forEach(draw)")
-            browser.wait("boxes.every(box => box.querySelector('.main-svg') !== null)")
+            assert browser.run("document.querySelectorAll('.chart svg').length") >= 3
             assert browser.overflow() <= 0
         browser.open(tmp_path / "page0.html")
         _check_nodes_tell(browser)

@@ -1,7 +1,4 @@
-"""Pictures of a model beside its data: distributions, pairs, gaps, hidden nodes, classes, estimates.
-
-What is drawn of columns is prepared in the last section, for reports too, which draw it with another library.
-"""
+"""Pictures of a model beside its data: distributions, pairs, gaps, hidden nodes, classes, estimates."""
 
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None 
         raise DataError(f"nodes must name observed columns of the table; got {list(nodes or [])}")
     figure, axes = _grid(len(columns))
     for ax, (node, name) in zip(axes, columns, strict=True):
-        _distribution(ax, model.spaces[node], data[name].dropna(), made[name])
+        draw_distribution(ax, model.spaces[node], data[name].dropna(), made[name])
         ax.set_title(name, fontsize=10)
     axes[0].legend(frameon=False, fontsize=style.SMALL_FONT)
     return figure
@@ -294,18 +291,36 @@ def _by_group(
     style.open_axes(ax)
 
 
-def _distribution(ax: Axes, space: Space, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
-    at, data, model = compared_shares(space, seen, made)
-    if isinstance(at, list):
-        places = np.arange(len(at))
-        ax.bar(places - 0.2, data, width=0.4, color=DATA, label="data")
-        ax.bar(places + 0.2, model, width=0.4, color=MODEL, label="model")
-        ax.set_xticks(places, at, fontsize=style.SMALL_FONT)
+def draw_distribution(ax: Axes, space: Space, data: pd.Series[Any], made: pd.Series[Any]) -> None:
+    """Shares of a column's values beside those of values that a model makes: bars of levels, or bars under a line."""
+    seen = data.dropna()
+    if space.is_discrete or (space.is_countable and seen.max() - seen.min() <= MOST_LEVELS):
+        _levels(ax, *(part.map(label_text if space.is_discrete else int) for part in (seen, made)))
     else:
-        ax.bar(at[:-1], data, np.diff(at), align="edge", color=DATA, alpha=0.6, label="data")
-        ax.plot((at[1:] + at[:-1]) / 2, model, color=MODEL, linewidth=1.6, label="model")
+        parts = [part.to_numpy(dtype=float) for part in (seen, made)]
+        low, high = np.quantile(np.concatenate(parts), [0.002, 0.998])
+        edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(seen) ** 0.5))) + 1)
+        bounded = (np.clip(part, edges[0], edges[-1]) for part in parts)
+        shares, of_model = (np.histogram(part, edges)[0] / max(len(part), 1) for part in bounded)
+        ax.bar(edges[:-1], shares, np.diff(edges), align="edge", color=DATA, alpha=0.6, label="data")
+        ax.plot((edges[1:] + edges[:-1]) / 2, of_model, color=MODEL, linewidth=1.6, label="model")
     ax.set_ylabel("share", fontsize=style.SMALL_FONT)
     style.open_axes(ax).tick_params(labelsize=style.SMALL_FONT)
+
+
+def _levels(ax: Axes, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
+    """Two bars for each of the levels that are commonest in the data; where they are few, shares stand on them."""
+    counted = [part.value_counts(normalize=True) for part in (seen, made)]
+    levels = sorted(set(counted[0].index) | set(counted[1].index))
+    levels = sorted(sorted(levels, key=lambda level: -float(counted[0].get(level, 0.0)))[:MOST_LEVELS])
+    places = np.arange(len(levels))
+    for part, side, paint, name in zip(counted, (-0.2, 0.2), (DATA, MODEL), ("data", "model"), strict=True):
+        bars = ax.bar(places + side, part.reindex(levels, fill_value=0.0), width=0.4, color=paint, label=name)
+        if len(levels) <= 4:
+            ax.bar_label(bars, fmt="{:.0%}", fontsize=style.SMALL_FONT - 1)
+    names = [style.shortened(str(level)) for level in levels]
+    turned = len(names) > 12 or max(map(len, names)) * len(names) > 40  # letters that stand side by side
+    ax.set_xticks(places, names, rotation=90 if turned else 0)
 
 
 def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[Any], groups: int) -> None:
@@ -319,34 +334,7 @@ def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[An
             ax.plot(rows[left], rows[below], "o", color=style.colour(group), markersize=2.2, alpha=0.6)
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------------------
-
-
 def observed_columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
     """Observed nodes with the columns that show them, in the order of the graph."""
     named = [(node, name) for node in model.graph.observed for name in cell_names(node, model.spaces[node])]
     return [(node, name) for node, name in named if name in data.columns]
-
-
-def compared_shares(
-    space: Space, data: pd.Series[Any], made: pd.Series[Any]
-) -> tuple[list[str] | Floats, Floats, Floats]:
-    """Shares of a column's values beside those of values that a model makes.
-
-    Returns:
-        The names of the levels that are commonest in the data, or the edges of bins; and the shares of both there.
-    """
-    seen = data.dropna()
-    if space.is_discrete or (space.is_countable and seen.max() - seen.min() <= MOST_LEVELS):
-        kind: Any = label_text if space.is_discrete else int
-        counted = [part.map(kind).value_counts(normalize=True) for part in (seen, made)]
-        levels = sorted(set(counted[0].index) | set(counted[1].index))
-        levels = sorted(sorted(levels, key=lambda level: -float(counted[0].get(level, 0.0)))[:MOST_LEVELS])
-        shares = np.array([part.reindex(levels, fill_value=0.0) for part in counted], dtype=np.float64)
-        return [str(level) for level in levels], shares[0], shares[1]
-    parts = [part.to_numpy(dtype=float) for part in (seen, made)]
-    low, high = np.quantile(np.concatenate(parts), [0.002, 0.998])
-    edges = np.linspace(low, high if high > low else low + 1.0, min(50, max(10, int(len(seen) ** 0.5))) + 1)
-    bounded = (np.clip(part, edges[0], edges[-1]) for part in parts)
-    data_shares, model_shares = (np.histogram(part, edges)[0] / max(len(part), 1) for part in bounded)
-    return edges, data_shares, model_shares

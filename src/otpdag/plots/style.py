@@ -41,6 +41,11 @@ def legend_beside(ax: Axes, *marks: Any, **look: Any) -> None:
     ax.legend(*marks, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), **look)
 
 
+def shortened(name: str, most: int = 24) -> str:
+    """A name that leaves room for what it names."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def colour(number: int) -> str:
     """The colour of the n-th thing of a picture."""
     return COLOURS[number % len(COLOURS)]

@@ -6,10 +6,9 @@ read back, and HTML is put around the sections that hold charts.
 
 from __future__ import annotations
 
-import html
-import io
 import json
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +24,8 @@ from otpdag.graph import Graph
 from otpdag.model import Model, load
 from otpdag.plots.graph import draw_graph
 from otpdag.plots.pictures import observed_columns
+from otpdag.report import sections as s
+from otpdag.report.sections import SVG, html_table, note, soft, svg_of, text
 from otpdag.tables import estimates, interval_ends
 
 __all__ = ["Run", "read_run", "report_page"]
@@ -39,7 +40,8 @@ TITLES = {
     "search": "Search",
     "again": "Run it again",
 }
-_SVG = "http://www.w3.org/2000/svg"
+LOOK: Any = {"text.parse_math": False, "axes.formatter.useoffset": False, "font.size": 9.0}
+LOOK |= {"xtick.labelsize": "small", "ytick.labelsize": "small"}
 
 
 # --- the folder of a fit ----------------------------------------------------------------------------------------------
@@ -117,8 +119,9 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
     Returns:
         The page.
     """
-    plotly = _plotly()
-    sections = {name: body for name, body in _sections(run, table, seed, command) if body}
+    with mpl.rc_context(LOOK), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has fonts of its own
+        sections = {name: body for name, body in _sections(run, table, seed, command) if body}
     links = "".join(f'<li><a href="#{name}">{TITLES[name]}</a></li>' for name in sections)
     body = "".join(f'<section id="{name}"><h2>{TITLES[name]}</h2>{body}</section>' for name, body in sections.items())
     title = "otpdag: " + ", ".join(run.model.graph.nodes[:4]) + (", …" if len(run.model.graph.nodes) > 4 else "")
@@ -127,26 +130,24 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(title)}</title><style>{_file('page.css')}</style></head><body>"
         f"<nav aria-label='Sections'><ul>{links}</ul></nav><main>{_head(run, table)}{body}</main>"
-        f"<script>{plotly}</script><script>{_file('page.js')}</script></body></html>\n"
+        f"<script>{_file('page.js')}</script></body></html>\n"
     )
 
 
 def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> Iterator[tuple[str, str]]:
     """Names and bodies, in the order of the page."""
-    from otpdag.report import sections as s  # which needs plotly
-
-    model, told, charts = run.model, _told(run), s.Charts()
+    model, told = run.model, _told(run)
     yield "graph", _graph(model.graph, told)
-    yield "estimates", f'{_about_errors(run)}<div class="scroll">{_html_table(told)}</div>'
+    yield "estimates", f'{_about_errors(run)}<div class="scroll">{_estimates(told)}</div>'
     if table is not None:
         order = run.summary.get("sequence"), run.summary.get("time")
         steps = s.Steps.of(table, *order) if model.graph.is_dynamic else None
-        yield "data", s.data_and_model(model, table, steps, seed, charts)
+        yield "data", s.data_and_model(model, table, steps, seed)
         if steps is None:
-            yield "checks", s.checks(model, table, seed, charts)
-        yield "hidden", s.hidden_nodes(model, table, steps, seed, charts)
-        yield "gaps", s.gaps(model, table, charts)
-    yield "search", s.search(run.history, run.restarts, charts)
+            yield "checks", s.checks(model, table, seed)
+        yield "hidden", s.hidden_nodes(model, table, steps, seed)
+        yield "gaps", s.gaps(model, table)
+    yield "search", s.search(run.history, run.restarts)
     yield "again", _again(run, command)
 
 
@@ -161,7 +162,7 @@ def _head(run: Run, table: pd.DataFrame | None) -> str:
         "nodes": f"{len(graph.nodes)}, {len(graph.hidden)} hidden" if graph.hidden else str(len(graph.nodes)),
         "empty cells": None if table is None else f"{_share_empty(run.model, table):.1%}",
         "method": summary.get("method"),
-        "loss": number(summary.get("loss")),
+        "loss": number(summary.get("loss")) or None,
         **{name: number(summary[name]) for name in told if isinstance(summary.get(name), int | float)},
         "starts": summary.get("starts"),
         "seconds": summary.get("seconds"),
@@ -196,7 +197,7 @@ def _again(run: Run, command: str) -> str:
 
 def _graph(graph: Graph, told: pd.DataFrame) -> str:
     texts = "".join(
-        f'<template id="estimates-{place}"><b>{text(node)}</b>{_html_table(told[told["node"] == node])}</template>'
+        f'<template id="estimates-{place}"><b>{text(node)}</b>{_estimates(told[told["node"] == node])}</template>'
         for place, node in enumerate(graph.nodes)
     )
     return (
@@ -215,25 +216,18 @@ def graph_picture(graph: Graph, smallest_scale: float = 0.7) -> str:
     >>> picture.startswith("<svg"), picture.count("data-node")
     (True, 2)
     """
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "otpdag"}):
-        draw_graph(graph).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-    root = ElementTree.fromstring(buffer.getvalue())
-    numbers = {node: number for number, node in enumerate(graph.nodes)}
-    for element in root.iter(f"{{{_SVG}}}g"):
+    root = svg_of(draw_graph(graph))
+    numbers = {printable(node): number for number, node in enumerate(graph.nodes)}
+    for element in root.iter(f"{{{SVG}}}g"):
         number = numbers.get(element.attrib.get("id", ""))
         if number is not None:
             node = graph.nodes[number]
             del element.attrib["id"]
             element.attrib |= {"data-node": str(number), "tabindex": "0", "role": "button", "aria-label": node}
-    for element in root.iter(f"{{{_SVG}}}text"):
+    for element in root.iter(f"{{{SVG}}}text"):
         element.attrib["pointer-events"] = "none"
     width = float(root.attrib["width"].removesuffix("pt"))
     root.attrib["style"] = f"min-width: {smallest_scale * width:.0f}pt"  # a phone scrolls rather than shrink further
-    for metadata in root.findall(f"{{{_SVG}}}metadata"):
-        root.remove(metadata)
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -252,7 +246,7 @@ def _told(run: Run) -> pd.DataFrame:
     return told if errors is None else told.assign(note=errors["note"])
 
 
-def _html_table(told: pd.DataFrame) -> str:
+def _estimates(told: pd.DataFrame) -> str:
     """Lines of the table of estimates; what is said in the line above is not said again."""
     if told.empty:
         return soft("No single numbers to show.")
@@ -260,14 +254,7 @@ def _html_table(told: pd.DataFrame) -> str:
     said = owners == owners.shift()
     shown = told.assign(node=owners["node"].mask(said["node"], ""))
     shown["parameter"] = owners["parameter"].mask(said.all(axis=1), "")
-    marks = ["number" if name in ("estimate", "std error", "lower", "upper") else "" for name in told.columns]
-
-    def line(tag: str, cells: Iterable[object]) -> str:
-        marked = zip(cells, marks, strict=True)
-        return "<tr>" + "".join(f'<{tag} class="{mark}">{text(cell)}</{tag}>' for cell, mark in marked) + "</tr>"
-
-    body = "".join(line("td", cells) for cells in shown.itertuples(index=False))
-    return f"<table><thead>{line('th', shown.columns)}</thead><tbody>{body}</tbody></table>"
+    return html_table(shown, ("estimate", "std error", "lower", "upper"))
 
 
 def _about_errors(run: Run) -> str:
@@ -296,25 +283,9 @@ def _errors(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
 # --- small things -----------------------------------------------------------------------------------------------------
 
 
-def text(value: object) -> str:
-    """Names and values come from files: no tag and no control character of theirs reaches the page."""
-    return html.escape(printable(str(value), keep="\n"))
-
-
 def number(value: Any) -> str:
     """Five significant digits; nothing for what is missing."""
     return "" if value is None or pd.isna(value) else f"{float(value):.5g}"
-
-
-def note(words: str, kind: str = "") -> str:
-    """A box of words: a warning, or what its kind says (``good``, ``bad``)."""
-    return f'<div class="note {kind}">{text(words)}</div>'
-
-
-def soft(words: str, boxes: list[str] | None = None) -> str:
-    """A remark, and charts below it."""
-    charts = "" if boxes is None else f'<div class="charts">{"".join(boxes)}</div>'
-    return f'<p class="soft">{text(words)}</p>{charts}'
 
 
 def _share_empty(model: Model, table: pd.DataFrame) -> float:
@@ -324,11 +295,3 @@ def _share_empty(model: Model, table: pd.DataFrame) -> float:
 
 def _file(name: str) -> str:
     return files("otpdag.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ModelError("reports need the package plotly: pip install 'otpdag[report]'") from None
-    return str(get_plotlyjs())

@@ -1,50 +1,90 @@
-"""Sections of a page that hold charts, drawn by Plotly: data and model, checks, hidden nodes, gaps, the search."""
+"""Sections of a page that hold charts: data and model, checks, hidden nodes, gaps, the search."""
 
 from __future__ import annotations
 
+import html
+import io
 import re
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from xml.etree import ElementTree
 
+import matplotlib as mpl
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from otpdag.data import Sequences
-from otpdag.errors import DataError, ModelError, label_text
-from otpdag.mechanisms import Given
+from otpdag.errors import DataError, ModelError, label_text, printable
 from otpdag.model import Model
-from otpdag.plots.pictures import MADE_ROWS, compared_shares, observed_columns
-from otpdag.plots.style import COLOURS
-from otpdag.report import note, soft, text
+from otpdag.plots import learning_curve, style
+from otpdag.plots.pictures import DATA, MADE_ROWS, MODEL, draw_distribution, observed_columns
 from otpdag.spaces import Space
 
 Floats: TypeAlias = NDArray[np.float64]
 
-DATA, MODEL, ALARM = "#4c78a8", "#e08214", "#c0392b"
-_FOREIGN_TAG = re.compile(r"<(?!br>|extra>|/extra>)")  # Plotly draws some tags: those of names are none of ours
+ALARM = "#c0392b"
+SVG = "http://www.w3.org/2000/svg"
+WIDTH, HEIGHT = 3.7, 2.4  # of a chart in inches: as wide as a phone, so that text has its size there
 MOST_CHARTS = 60  # nodes with a picture of their own; a page of more is not read
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-class Charts:
-    """Puts figures into the page: their numbers as JSON, their place as a box."""
+def text(value: object) -> str:
+    """Names and values come from files: no tag and no control character of theirs reaches the page."""
+    return html.escape(printable(str(value), keep="\n"))
 
-    def __init__(self) -> None:
-        self._count = 0
 
-    def add(self, figure: Any, label: str) -> str:
-        """The box of a figure, which a reader who sees no pictures knows by its label."""
-        self._count += 1
-        content = _FOREIGN_TAG.sub("&lt;", figure.to_json()).replace("<", "\\u003c")
-        return (
-            f'<script type="application/json" id="figure-{self._count}">{content}</script>'
-            f'<div class="chart" role="img" aria-label="{text(label)}" data-figure="figure-{self._count}" '
-            f'style="height:{int(figure.layout.height or 300)}px"></div>'
-        )
+def note(words: str, kind: str = "") -> str:
+    """A box of words: a warning, or what its kind says (``good``, ``bad``)."""
+    return f'<div class="note {kind}">{text(words)}</div>'
+
+
+def soft(words: str, boxes: Sequence[str] = ()) -> str:
+    """A remark, and charts below it."""
+    charts = f'<div class="charts">{"".join(boxes)}</div>' if boxes else ""
+    return f'<p class="soft">{text(words)}</p>{charts}'
+
+
+def html_table(shown: pd.DataFrame, numbers: Collection[str]) -> str:
+    """A table; some of its columns are numbers, which stand to the right."""
+    marks = ["number" if name in numbers else "" for name in shown.columns]
+
+    def line(tag: str, cells: Iterable[object]) -> str:
+        marked = zip(cells, marks, strict=True)
+        return "<tr>" + "".join(f'<{tag} class="{mark}">{text(cell)}</{tag}>' for cell, mark in marked) + "</tr>"
+
+    body = "".join(line("td", cells) for cells in shown.itertuples(index=False))
+    return f"<table><thead>{line('th', shown.columns)}</thead><tbody>{body}</tbody></table>"
+
+
+def svg_of(figure: Figure) -> ElementTree.Element:
+    """A figure as an ``svg`` element, its words as text."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "otpdag"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    ElementTree.register_namespace("", SVG)
+    ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+    root = ElementTree.fromstring(printable(buffer.getvalue()))
+    for metadata in root.findall(f"{{{SVG}}}metadata"):
+        root.remove(metadata)
+    return root
+
+
+def chart(figure: Figure, label: str) -> str:
+    """The box of a figure, which a reader who sees no pictures knows by its label."""
+    root = svg_of(figure)
+    for element in root.iter(f"{{{SVG}}}g"):
+        element.attrib.pop("id", None)  # which another chart has too
+    for element in root.iter(f"{{{SVG}}}path"):
+        element.attrib["d"] = re.sub(r"(\.\d\d)\d+", r"\1", element.attrib["d"])  # points: more digits show nothing
+    picture = ElementTree.tostring(root, encoding="unicode")
+    return f'<div class="chart" role="img" aria-label="{text(label)}">{picture}</div>'
 
 
 @dataclass(frozen=True)
@@ -81,14 +121,12 @@ class Steps:
 # --- sections ---------------------------------------------------------------------------------------------------------
 
 
-def data_and_model(
-    model: Model, table: pd.DataFrame, steps: Steps | None, seed: int, charts: Charts, *, paths: int = 300
-) -> str:
+def data_and_model(model: Model, table: pd.DataFrame, steps: Steps | None, seed: int, *, paths: int = 300) -> str:
     """Each observed column beside what the model makes.
 
     Of sequences also the first one over the central 90 % of what ``paths`` sequences of the model have at each step.
     """
-    given = any(isinstance(mechanism, Given) for mechanism in model.mechanisms.values())
+    given = bool(model.structure.given)
     shown = table.head(MADE_ROWS) if steps is None else steps.table
     if steps is None:
         made = model.sample(len(shown) if given else MADE_ROWS, seed=seed, given=shown if given else None)
@@ -104,9 +142,9 @@ def data_and_model(
             values = made[column].to_numpy(dtype=float).reshape(paths, steps.first)
             seen = steps.shown()[column].to_numpy(dtype=float, na_value=np.nan)
             figure = along_time(column, steps.x, values, seen, axis=steps.axis)
-            boxes.append(charts.add(figure, f"{column}: the series over the model's band"))
+            boxes.append(chart(figure, f"{column}: the series over the model's band"))
         figure = against_model(column, model.spaces[node], shown[column], made[column])
-        boxes.append(charts.add(figure, f"{column}: data against model"))
+        boxes.append(chart(figure, f"{column}: data against model"))
     part = f" Shown are the first {len(shown):,} of {len(table):,} rows." if len(shown) < len(table) else ""
     words = (
         "Bars are the filled cells of the table, in orange is what the fitted model makes. Where cells are missing by "
@@ -118,9 +156,7 @@ def data_and_model(
     return soft(words, boxes)
 
 
-def hidden_nodes(
-    model: Model, table: pd.DataFrame, steps: Steps | None, seed: int, charts: Charts, *, rows: int = 1_000
-) -> str:
+def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: int, *, rows: int = 1_000) -> str:
     """What the first rows say about the hidden nodes: 20 draws of each, for a histogram; of sequences, step by step."""
     if not model.graph.hidden:
         return ""
@@ -134,7 +170,7 @@ def hidden_nodes(
         for column in [str(name) for name in drawn.columns if name == node or str(name).startswith(f"{node}.")]:
             if steps is None:
                 figure = posteriors(column, model.spaces[node], drawn[column])
-                boxes.append(charts.add(figure, f"{column}: posterior"))
+                boxes.append(chart(figure, f"{column}: posterior"))
                 continue
             by_step = drawn[column].to_numpy().reshape(steps.first, -1)
             if model.spaces[node].is_discrete:
@@ -142,7 +178,7 @@ def hidden_nodes(
                 figure = states(column, steps.x, told, axis=steps.axis)
             else:
                 figure = along_time(column, steps.x, by_step.astype(float).T, axis=steps.axis)
-            boxes.append(charts.add(figure, f"{column}: posterior along the steps"))
+            boxes.append(chart(figure, f"{column}: posterior along the steps"))
     words = (
         f"What the first {len(table.head(rows)):,} rows say about the hidden nodes, all rows together."
         if steps is None
@@ -151,7 +187,7 @@ def hidden_nodes(
     return soft(words, boxes[:MOST_CHARTS])
 
 
-def checks(model: Model, table: pd.DataFrame, seed: int, charts: Charts) -> str:
+def checks(model: Model, table: pd.DataFrame, seed: int) -> str:
     """Which nodes do not follow their mechanism."""
     try:
         check = model.check(table.head(MADE_ROWS), seed=seed)
@@ -166,30 +202,34 @@ def checks(model: Model, table: pd.DataFrame, seed: int, charts: Charts) -> str:
     )
     verdict = note(words, "bad" if bad else "good")
     how = "The noise that each node's mechanism must have had, compared with fresh noise; the worst node first."
-    return verdict + soft(how) + charts.add(residuals(check), "residual checks, worst first")
+    colours = [ALARM if value > 3 else DATA for value in check["excess"]]
+    figure = bars(check["excess"], "standard deviations above chance", colours, "{:z.1f}", limit=3)
+    return verdict + soft(how, [chart(figure, "residual checks, worst first")])
 
 
-def gaps(model: Model, table: pd.DataFrame, charts: Charts) -> str:
-    """Which cells are empty, and which together."""
-    own = table[[column for _, column in observed_columns(model, table)]]
-    if not own.shape[1] or not own.isna().to_numpy().any():
+def gaps(model: Model, table: pd.DataFrame, most: int = 25) -> str:
+    """How much of each column is empty, and which are empty together: the commonest patterns."""
+    holes = table[[column for _, column in observed_columns(model, table)]].isna()
+    if not holes.to_numpy().any():
         return "<p>No cell of the model's columns is empty.</p>"
     words = (
-        f"{int(own.isna().to_numpy().sum()):,} of {own.size:,} cells are empty. The estimates use every row as it is; "
+        f"{int(holes.to_numpy().sum()):,} of {holes.size:,} cells are empty. The estimates use every row as it is; "
         "they are right where gaps are random given what is seen."
     )
-    return (
-        f"<p>{words}</p>"
-        + charts.add(gaps_by_column(own), "share of empty cells by column")
-        + charts.add(gaps_together(own), "which columns are empty together")
-    )
+    shares = chart(bars(holes.mean(), "share of cells that are empty"), "share of empty cells by column")
+    patterns: Any = holes.value_counts().head(most)
+    empty = [", ".join(holes.columns[list(pattern)]) or "none" for pattern in patterns.index]
+    listed = pd.DataFrame({"rows": patterns.map("{:,}".format).to_numpy(), "empty together": empty})
+    together = html_table(listed, ["rows"])
+    return f'<p>{words}</p><div class="charts">{shares}<div class="scroll">{together}</div></div>'
 
 
-def search(history: pd.DataFrame, restarts: pd.DataFrame, charts: Charts) -> str:
+def search(history: pd.DataFrame, restarts: pd.DataFrame) -> str:
     """The course of the loss, and how many starts came to the same end."""
     parts = []
-    if len(history) > 1:
-        parts.append(charts.add(learning(history), "loss by step"))
+    if len(history) > 1 and "loss" in history:
+        words = "The loss of the start that was kept, by step."
+        parts.append(soft(words, [chart(learning(history), "loss by step")]))
     if len(restarts) > 1 and "loss" in restarts:
         losses = restarts["loss"].dropna()
         best = losses.min()
@@ -204,35 +244,26 @@ def search(history: pd.DataFrame, restarts: pd.DataFrame, charts: Charts) -> str
 # --- charts -----------------------------------------------------------------------------------------------------------
 
 
-def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series[Any]) -> go.Figure:
+def against_model(node: str, space: Space, data: pd.Series[Any], made: pd.Series[Any]) -> Figure:
     """Shares of a column's values beside those of values that the model makes."""
-    at, seen, model = compared_shares(space, data, made)
-    figure = go.Figure()
-    if isinstance(at, list):  # two bars for each level
-        figure.add_bar(x=at, y=seen, name="data", marker_color=DATA)
-        figure.add_bar(x=at, y=model, name="model", marker_color=MODEL)
-        figure.update_layout(barmode="group", xaxis_type="category")
-    else:  # bars of the data under a line of the model
-        middles = (at[1:] + at[:-1]) / 2
-        figure.add_bar(x=middles, y=seen, name="data", marker_color=DATA, opacity=0.75)
-        figure.add_scatter(x=middles, y=model, name="model", mode="lines", line_color=MODEL)
-        figure.update_layout(bargap=0.03)
-    return _dressed(figure, x=node, y="share of rows")
+    ax = _axes()
+    draw_distribution(ax, space, data, made)
+    upright = max((len(name.get_text()) for name in ax.get_xticklabels() if name.get_rotation()), default=0)
+    style.figure_of(ax).set_figheight(HEIGHT + 0.06 * upright)
+    return _finished(ax, node, "share of rows")
 
 
-def posteriors(node: str, space: Space, drawn: pd.Series[Any]) -> go.Figure:
+def posteriors(node: str, space: Space, drawn: pd.Series[Any]) -> Figure:
     """A hidden node as rows tell it: how often each category, or the spread of a number."""
     if space.is_discrete:
         shares = drawn.map(label_text).value_counts(normalize=True).sort_index()
-        figure = go.Figure(go.Bar(x=shares.index, y=shares.to_numpy(), marker_color=MODEL, name="posterior"))
-        figure.update_xaxes(type="category")
-    else:
-        numbers = drawn.to_numpy(dtype=float)
-        figure = go.Figure(go.Histogram(x=numbers, histnorm="probability", marker_color=MODEL, name="posterior"))
-    return _dressed(figure, x=f"{node} (hidden)", y="share of draws")
+        return bars(shares, f"share of draws of {node} (hidden)", MODEL)
+    ax = _axes()
+    ax.hist(drawn.to_numpy(dtype=float), 40, weights=np.full(len(drawn), 1 / len(drawn)), color=MODEL)
+    return _finished(ax, f"{node} (hidden)", "share of draws")
 
 
-def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None, *, axis: str = "step") -> go.Figure:
+def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None, *, axis: str = "step") -> Figure:
     """The central 90 % of the model's values along the steps of a sequence, and the series itself where it is seen.
 
     Args:
@@ -242,89 +273,56 @@ def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None,
         seen: The data, NaN where they are missing.
         axis: What the steps are called.
     """
-    middle, (low, high) = values.mean(0), np.quantile(values, [0.05, 0.95], axis=0)
-    figure = go.Figure()
-    figure.add_scatter(x=x, y=high, mode="lines", line_width=0, showlegend=False, hoverinfo="skip")
-    figure.add_scatter(
-        x=x, y=low, mode="lines", line_width=0, fill="tonexty", fillcolor="rgba(224, 130, 20, 0.2)", name="central 90 %"
-    )
-    figure.add_scatter(x=x, y=middle, mode="lines", line_color=MODEL, name="model")
+    ax = _axes()
+    ax.fill_between(x, *np.quantile(values, [0.05, 0.95], axis=0), color=MODEL, alpha=0.2, lw=0, label="central 90 %")
+    ax.plot(x, values.mean(0), color=MODEL, linewidth=1.4, label="model")
     if seen is not None:
-        figure.add_scatter(x=x, y=seen, mode="lines+markers", line_color=DATA, marker_size=4, line_width=1, name="data")
-    return _dressed(figure, x=axis, y=name)
+        ax.plot(x, seen, "o-" if len(x) <= 500 else "-", color=DATA, linewidth=0.8, markersize=2.2, label="data")
+    return _finished(ax, axis, name)
 
 
-def states(node: str, x: Floats, shares: pd.DataFrame, *, axis: str = "step") -> go.Figure:
+def states(node: str, x: Floats, shares: pd.DataFrame, *, axis: str = "step") -> Figure:
     """How probable each category of a hidden node is along the steps of a sequence, stacked to one."""
-    figure = go.Figure()
-    for label in shares.columns:
-        figure.add_scatter(x=x, y=shares[label], mode="lines", stackgroup="all", line_width=0.5, name=str(label))
-    figure.update_layout(showlegend=True, yaxis_range=[0, 1])
-    return _dressed(figure, x=axis, y=f"probability of {node}")
+    ax = _axes()
+    colours = [style.colour(number) for number in range(shares.shape[1])]
+    ax.stackplot(x, shares.to_numpy().T, labels=list(map(str, shares.columns)), colors=colours, alpha=0.6)
+    ax.set(xlim=(x.min(), x.max()), ylim=(0, 1))
+    return _finished(ax, axis, f"probability of {node}")
 
 
-def gaps_by_column(table: pd.DataFrame) -> go.Figure:
-    """How much of each column is empty."""
-    shares = table.isna().mean()
-    hover = [f"{name}: {int(n):,} of {len(table):,} cells empty" for name, n in table.isna().sum().items()]
-    bar = go.Bar(x=shares.index.astype(str), y=shares.to_numpy(), marker_color=DATA, hovertext=hover, hoverinfo="text")
-    figure = go.Figure(bar)
-    figure.update_xaxes(type="category")
-    return _dressed(figure, x="column", y="share of cells that are empty")
+def bars(
+    values: pd.Series[Any], axis: str, colours: Any = DATA, form: str = "{:.1%}", limit: float | None = None
+) -> Figure:
+    """A bar for each number, one below the other, between its name and what it is."""
+    ax = _axes(0.21 * len(values) + 0.6)
+    marks = ax.barh(range(len(values)), values, color=colours)
+    ax.bar_label(marks, fmt=form, padding=3, fontsize=style.SMALL_FONT)
+    ax.set_yticks(range(len(values)), [style.shortened(str(name)) for name in values.index])
+    ax.set_ylim(len(values) - 0.5, -0.5)
+    ax.margins(x=0.25)
+    if limit is not None:
+        ax.axvline(limit, color=ALARM, linewidth=1, linestyle=":")
+    return _finished(ax, axis, "")
 
 
-def gaps_together(table: pd.DataFrame, most: int = 25) -> go.Figure:
-    """Which columns are empty together: the commonest patterns, one a line, no more than a phone shows."""
-    patterns = table.isna().value_counts().head(most)
-    holes = np.array(patterns.index.to_list(), dtype=int)
-    names = [f"{count:,} rows ({number})" for number, count in enumerate(patterns, start=1)]
-    look = {"colorscale": [[0, "#e8eef5"], [1, ALARM]], "zmin": 0, "zmax": 1, "showscale": False, "xgap": 1, "ygap": 1}
-    chart = go.Heatmap(z=holes, x=list(map(str, table.columns)), y=names, **look)
-    chart.update(customdata=np.where(holes == 1, "empty", "filled"))
-    chart.update(hovertemplate="%{x}: %{customdata}<br>%{y}<extra></extra>")
-    figure = go.Figure(chart)
-    figure.update_layout(xaxis_type="category", yaxis={"autorange": "reversed", "type": "category"})
-    return _dressed(figure, x="column", y="", height=max(220, 24 * len(names) + 120))
+def learning(history: pd.DataFrame) -> Figure:
+    """The loss of the start that was kept, and those of its terms that say something else."""
+    terms = history.drop(columns=["step", "seconds"], errors="ignore").astype(float)
+    filled = terms.fillna(0.0)
+    said = [np.allclose(filled[name], 0) or np.allclose(filled[name], filled["loss"]) for name in terms]
+    told: Any = terms.loc[:, ~np.array(said) | (terms.columns == "loss")].to_dict("list")
+    ax = _axes()
+    learning_curve(told, ax=ax)
+    return _finished(ax, "step", "loss")
 
 
-def residuals(check: pd.DataFrame) -> go.Figure:
-    """How many standard deviations each node's recovered noise is from fresh noise, the worst first."""
-    excess = check["excess"]
-    hover = "%{y}: %{x:.1f} standard deviations above chance<extra></extra>"
-    bar = go.Bar(x=excess.to_numpy(), y=list(map(str, excess.index)), orientation="h", hovertemplate=hover)
-    bar.update(marker_color=[ALARM if value > 3 else DATA for value in excess])
-    figure = go.Figure(bar)
-    figure.update_yaxes(autorange="reversed", type="category")
-    figure.add_vline(x=3, line_dash="dot", line_color=ALARM)
-    height = max(220, 22 * len(excess) + 110)
-    return _dressed(figure, x="standard deviations above chance", y="", height=height)
+def _axes(height: float = HEIGHT) -> Axes:
+    return style.open_axes(style.axes_of(None, WIDTH, height))
 
 
-def learning(history: pd.DataFrame) -> go.Figure:
-    """The loss of the start that was kept, and its terms."""
-    figure = go.Figure()
-    loss = history.get("loss", np.nan)
-    for column in [name for name in history.columns if name not in ("step", "seconds")]:
-        values = history[column].to_numpy(dtype=float)
-        told = (
-            np.isfinite(values).any() and not np.allclose(values, 0) and not np.allclose(values, loss, equal_nan=True)
-        )
-        if column == "loss" or told:
-            figure.add_scatter(x=np.arange(len(values)), y=values, mode="lines", name=column)
-    figure.update_layout(showlegend=len(figure.data) > 1)
-    return _dressed(figure, x="step", y="loss")
-
-
-def _dressed(figure: go.Figure, *, x: str, y: str, height: int = 300) -> go.Figure:
-    """The same look for all: no toolbar, room for names, colours that stand on white and on paper."""
-    figure.update_layout(
-        template="plotly_white",
-        height=height,
-        margin={"l": 14, "r": 18, "t": 34, "b": 14},
-        colorway=[DATA, MODEL, *COLOURS[2:]],
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
-        xaxis={"title": {"text": x}, "automargin": True},
-        yaxis={"title": {"text": y}, "automargin": True},
-    )
-    return figure
+def _finished(ax: Axes, x: str, y: str) -> Figure:
+    """The figure, its axes named, with a legend where there are several things to tell apart."""
+    ax.set(xlabel=x, ylabel=y)
+    if len(ax.get_legend_handles_labels()[0]) > 1:
+        ax.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, fontsize=style.SMALL_FONT)
+    return style.figure_of(ax)
