@@ -126,7 +126,7 @@ def test_a_model_that_is_not_finite_is_not_saved(tmp_path):
     otp.fit(model, pd.DataFrame({"x": X, "y": X + RNG.normal(size=100)}))
     model.save(tmp_path / "model.otp")
     before = (tmp_path / "model.otp").read_bytes()
-    model._naturals["y"]["loc"] = model._naturals["y"]["loc"] * torch.nan
+    model.fitted.naturals["y"]["loc"] = model.fitted.naturals["y"]["loc"] * torch.nan
     with pytest.raises(ModelError, match="parameter 'loc' of node 'y' is not finite"):
         model.save(tmp_path / "model.otp")
     assert (tmp_path / "model.otp").read_bytes() == before

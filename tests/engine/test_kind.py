@@ -11,7 +11,6 @@ from scipy import sparse
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
-from otpdag.data import Schema
 from otpdag.datasets import bars
 from otpdag.engine import Adam, DataKind, Layout, Method
 from otpdag.errors import DataError, ModelError
@@ -21,7 +20,6 @@ from otpdag.objective import Encoded
 from otpdag.problem import LossTerms, Units
 from otpdag.settings import Objective
 from otpdag.spaces import Real
-from otpdag.structure import unpack
 
 # -- a kind of the user's own: a histogram ----------------------------------------------------------------------------
 
@@ -85,10 +83,6 @@ class Histogram(DataKind):
         generator = torch.Generator().manual_seed(seed)
         size = sum(int(np.prod(shape)) for shape in layout.shapes.values())
         return 0.1 * torch.randn(len(numbers), size, generator=generator, dtype=torch.float64)
-
-    def adopt(self, layout, ended):
-        schema = Schema.of(self.model.spaces, self.model.graph)
-        self.model.adopt(layout.structure, unpack(ended.point, layout.shapes), schema, ())
 
 
 def histogram(rows=4000):

@@ -30,7 +30,7 @@ from tests.dynamic_models import (
 
 
 def naturals(model):
-    return model._naturals
+    return model.fitted.naturals
 
 
 def problem_of(model, data, eps=1.0):

@@ -87,7 +87,7 @@ def test_a_block_has_the_probabilities_of_all_its_paths(varying, lag, weighted):
 
 
 def naturals(model):
-    return model._naturals
+    return model.fitted.naturals
 
 
 def run(model, chain):
@@ -250,7 +250,7 @@ def test_a_missing_category_with_children_is_summed_over():
 
 def two_replicas(chain, model):
     """Potentials of a model, and of the same with other rates."""
-    naturals = model._naturals
+    naturals = model.fitted.naturals
     other = {**naturals, "x": {"log_rate": naturals["x"]["log_rate"] + 0.3}}
     parts = [Linear.of(potentials(model.structure, one, chain)) for one in (naturals, other)]
     return Linear(*(torch.cat([getattr(part, name) for part in parts]) for name in ("unary", "log_unit", "pair")))
@@ -288,7 +288,7 @@ def test_a_sequence_that_cannot_be_has_no_likelihood():
     """Not even where it is cut into stretches, whose products have lost a state that the data later ask for."""
     model = random_poisson_hmm()
     chain = laid_out(model, [np.full(80, 5.0)])
-    linear = Linear.of(potentials(model.structure, model._naturals, chain))
+    linear = Linear.of(potentials(model.structure, model.fitted.naturals, chain))
     nothing = Linear(torch.zeros_like(linear.unary), linear.log_unit, linear.pair)
     with np.errstate(all="ignore"):
         assert not torch.isfinite(marginals(chain.blocks[0], nothing, chain).log_scale).any()

@@ -122,10 +122,10 @@ def test_backward_maps_of_every_scope(tmp_path):
         model = otp.Model(graph, {"u": m.Normal(), "w": m.Normal(), "x": m.Normal(), "v": m.Normal(2)})
         method = otp.Method("few", Objective(eps=1.0), evaluation, optimiser)
         otp.fit(model, table, restarts=1, method=method)
-        assert bool(model._maps) == isinstance(evaluation, Drawn)  # the closed form learns none
+        assert bool(model._state.maps) == isinstance(evaluation, Drawn)  # the closed form learns none
         again = round_trip(model, tmp_path)
         same(model, again, table)
-        assert [backward.name for backward in again._maps] == [backward.name for backward in model._maps]
+        assert [backward.name for backward in again._state.maps] == [backward.name for backward in model._state.maps]
 
 
 def test_a_model_that_was_set_by_hand_or_never_fitted(tmp_path):
@@ -304,7 +304,7 @@ def with_own_map(tmp_path):
 def test_a_map_of_a_user_comes_back_when_its_class_is_given(with_own_map):
     model, table, path, TanhMap, functions = with_own_map
     again = otp.load(path, functions=functions, maps={"TanhMap": TanhMap})
-    assert [type(backward) for backward in again._maps] == [TanhMap]
+    assert [type(backward) for backward in again._state.maps] == [TanhMap]
     pd.testing.assert_frame_equal(again.posterior(table, draws=3), model.posterior(table, draws=3))
 
 

@@ -1,5 +1,7 @@
 """Canonical labels and signs: an order that two fits share, and the same model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,10 +20,9 @@ RNG = np.random.default_rng(17)
 
 def put_in_order(model):
     """The model again, in canonical order."""
-    naturals, phi = in_one_order(model.structure, model.fitted.naturals, model._phi, model._maps)
+    naturals, phi = in_one_order(model.structure, model.fitted.naturals, model.fitted.phi, model._state.maps)
     other = otp.Model(model.graph, model.mechanisms)
-    other.structure, other._schema, other._maps = model.structure, model._schema, model._maps
-    other._naturals, other._phi = naturals, phi
+    other.structure, other._state = model.structure, replace(model._state, naturals=naturals, phi=phi)
     return other
 
 
@@ -224,7 +225,7 @@ def test_maps_follow_labels_and_signs():
         key: value + 0.3 * torch.randn(value.shape, generator=generator, dtype=value.dtype)
         for key, value in phi.items()
     }
-    model._maps, model._phi = (backward,), phi
+    model._state = replace(model._state, maps=(backward,), phi=phi)
     ordered = put_in_order(model)
     assert ordered.params()["x"]["weight"] == pytest.approx(0.8)
     row = backward.code(
@@ -238,7 +239,7 @@ def test_maps_follow_labels_and_signs():
             u = torch.randn(1, 60, 2, 1, generator=generator, dtype=torch.float64)
             before["u"], after["u"] = u, -u
         old = backward.draw(phi, node, row, before, noise)
-        new = backward.draw(ordered._phi, node, row, after, sign * noise)
+        new = backward.draw(ordered.fitted.phi, node, row, after, sign * noise)
         torch.testing.assert_close(new.value, sign * old.value)
         torch.testing.assert_close(new.log_prob, old.log_prob)
 
@@ -375,5 +376,6 @@ def test_labels_stay_where_a_map_cannot_follow():
     code = RowCode.of(model.structure, batch, ("x",))
     for kind, loc in ((AmortizedMap, [-4.0, 4.0]), (Stubborn, [4.0, -4.0])):
         backward = kind(model.structure, code, ("z",), explains=("x",))
-        model._maps, model._phi = (backward,), backward.init(1, torch.Generator().manual_seed(0))
+        phi = backward.init(1, torch.Generator().manual_seed(0))
+        model._state = replace(model._state, maps=(backward,), phi=phi)
         np.testing.assert_allclose(put_in_order(model).params()["x"]["loc"], loc)

@@ -169,8 +169,13 @@ class DataKind(ABC):
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Leave the end in the model."""
-        schema = Schema.of(self.model.spaces, self.model.graph)
-        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), schema, layout.maps)
+        theta = unpack(ended.point.cpu(), layout.shapes)
+        schema, ranges = self.columns()
+        self.model.adopt(layout.structure, theta, schema, layout.maps, ranges)
+
+    def columns(self) -> tuple[Schema | None, dict[str, float]]:
+        """The columns with labels that were read, if any, and how far counts reach: what a model keeps of the data."""
+        return None, {}
 
     def notes(self, ended: SearchResult) -> list[str]:
         """What a user should know of the end, once it is adopted: what the data do not tell."""
@@ -395,13 +400,12 @@ class TableData(DataKind):
         each = zip(numbers, seeds, strict=True)
         return torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
 
-    def adopt(self, layout: Layout, ended: SearchResult) -> None:
-        """Parameters, units and maps, and how far counts reach."""
+    def columns(self) -> tuple[Schema, dict[str, float]]:
+        """As they were read."""
         reach = self.read.values
         if self.parts is not None:
             reach = {node: self.read.weight.new_tensor(value) for node, value in self.parts.largest.items()}
-        ranges = count_ranges(self.structure, reach)
-        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, layout.maps, ranges)
+        return self.schema, count_ranges(self.structure, reach)
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from otpdag.backward import network_parameters
 from otpdag.costs import KL
-from otpdag.data import Documents, Schema
+from otpdag.data import Documents
 from otpdag.divergences import Wasserstein
 from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout
@@ -208,7 +208,7 @@ class DocumentData(DataKind):
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Topics and concentrations."""
         theta = split_theta(unpack(ended.point.double(), layout.shapes))[0]
-        self.model.adopt(layout.structure, theta, Schema.of(self.model.spaces, self.model.graph), ())
+        self.model.adopt(layout.structure, theta)
 
 
 def topic_method(

@@ -240,13 +240,13 @@ class SequenceData(DataKind):
             return layout, ended
         return _with_network(layout, ended, self.batch, method, searcher)
 
+    def columns(self) -> tuple[Schema, dict[str, float]]:
+        """As they were read."""
+        return self.schema, {}
+
     def notes(self, ended: SearchResult) -> list[str]:
         """Scales at their floor."""
         return notes_on_scales(self.model.fitted)
-
-    def adopt(self, layout: Layout, ended: SearchResult) -> None:
-        """Parameters and units; hidden values of sequences are drawn by filters, not by the learned map."""
-        self.model.adopt(layout.structure, unpack(ended.point.cpu(), layout.shapes), self.schema, ())
 
 
 def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap, QuantizedMap
-from otpdag.data import Images, Schema
+from otpdag.data import Images
 from otpdag.data.documents import Floats, PictureFormat, read_format
 from otpdag.divergences import MMD, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
@@ -230,8 +230,7 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
         known = initial_theta(restored.model_.structure, 0) | restored._map.init()
         if {k: (v.shape, v.dtype) for k, v in known.items()} != {k: (v.shape, v.dtype) for k, v in tensors.items()}:
             raise DataError("it holds parameters of other networks than these")
-        schema = Schema.of(restored.model_.spaces, restored.model_.graph)
-        restored.model_.adopt(restored.model_.structure, {key: tensors[key] for key in known}, schema, ())
+        restored.model_.adopt(restored.model_.structure, {key: tensors[key] for key in known})
         restored._read_params()
         return restored
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap, QuantizedMap
-from otpdag.data import Schema
 from otpdag.data.documents import Floats, PictureFormat
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
@@ -171,8 +170,7 @@ class CodePrior(TrainedEstimator):
         held = {f"{CODES}.{name}": value.unsqueeze(0) for name, value in params.items()}
         if {key: tuple(value.shape[1:]) for key, value in held.items()} != expected:
             raise DataError("these are parameters of another prior than the settings describe")
-        ordered = {key: held[key] for key in expected}
-        prior.model_.adopt(prior.model_.structure, ordered, Schema.of(prior.model_.spaces, prior.model_.graph), ())
+        prior.model_.adopt(prior.model_.structure, {key: held[key] for key in expected})
         return prior
 
     def _model(self, positions: int) -> Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,13 @@ class SavedMap:
 
 @dataclass(frozen=True)
 class ModelState:
-    """Everything that a file says of a model beside its structure."""
+    """Everything that a model, and its file, holds beside its structure; without parameters until it is fitted."""
 
-    schema: Schema | None
-    naturals: dict[str, dict[str, Tensor]] | None
-    phi: dict[str, Tensor]
-    maps: tuple[AmortizedMap, ...]
-    count_range: dict[str, float]
+    schema: Schema | None = None
+    naturals: dict[str, dict[str, Tensor]] | None = None
+    phi: Mapping[str, Tensor] = field(default_factory=dict)
+    maps: tuple[AmortizedMap, ...] = ()
+    count_range: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[SavedMap, ...] = ()
     """Maps whose class was not given."""
 

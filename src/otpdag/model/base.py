@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Mechanism, Normal
 from otpdag.mechanisms.base import Params, Sloped, Turning
 from otpdag.mechanisms.parameters import Fixed, Parameter, Tied
-from otpdag.model import archive
+from otpdag.model.archive import ModelState, write_archive
 from otpdag.problem import split_theta
 from otpdag.simulation import ancestral, ancestral_sequences
 from otpdag.spaces import Real, Space
@@ -53,12 +53,7 @@ class ModelBase:
 
     def __init__(self, graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
         self.structure = Structure.bind(graph, mechanisms)
-        self._schema: Schema | None = None
-        self._naturals: Naturals | None = None
-        self._phi: dict[str, Tensor] = {}
-        self._maps: tuple[AmortizedMap, ...] = ()
-        self._left_out_maps: tuple[archive.SavedMap, ...] = ()
-        self._count_range: dict[str, float] = {}
+        self._state = ModelState()
 
     @classmethod
     def from_frame(
@@ -136,13 +131,13 @@ class ModelBase:
         space = self.spaces[node]
         if not space.is_discrete:
             raise ModelError(f"node must be a category; {node!r} is {type(space).__name__}")
-        known = None if self._schema is None else self._schema[node].labels
-        return tuple(range(space.width)) if known is None else known
+        schema = self._state.schema or Schema.of(self.spaces, self.graph)
+        return schema[node].labels or tuple(range(space.width))
 
     @property
     def is_fitted(self) -> bool:
         """Whether parameters are known."""
-        return self._naturals is not None
+        return self._state.naturals is not None
 
     def __repr__(self) -> str:
         head = f"Model with {len(self.graph.nodes)} nodes ({'' if self.is_fitted else 'not '}fitted)"
@@ -174,15 +169,16 @@ class ModelBase:
             labels: What categories are called, in the order of their probabilities; codes 0, 1, ... if left out.
         """
         self._check_names(params)
-        self._naturals = {
+        naturals = {
             node: {
                 name: _natural(parameter, params.get(node, {}).get(name), node, name)
                 for name, parameter in mechanism.declared().items()
             }
             for node, mechanism in self.mechanisms.items()
         }
-        schema = self._schema or Schema.of(self.spaces, self.graph)
-        self._schema = schema if labels is None else schema.labelled(labels)
+        schema = self._state.schema or Schema.of(self.spaces, self.graph)
+        schema = schema if labels is None else schema.labelled(labels)
+        self._state = replace(self._state, naturals=naturals, schema=schema)
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
@@ -200,41 +196,38 @@ class ModelBase:
         self,
         structure: Structure,
         parameters: Mapping[str, Tensor],
-        schema: Schema,
-        maps: tuple[AmortizedMap, ...],
+        schema: Schema | None = None,
+        maps: tuple[AmortizedMap, ...] = (),
         ranges: Mapping[str, float] | None = None,
     ) -> None:
         """Take over the end of a fit: raw parameters (1, ...), put in canonical order, and how far counts reach."""
         theta, phi = split_theta({key: value.detach() for key, value in parameters.items()})
-        self.structure, self._schema, self._maps, self._left_out_maps = structure, schema, maps, ()
-        self._naturals, self._phi = in_one_order(structure, structure.naturals(theta), phi, maps)
-        self._count_range = dict(ranges or {})
+        naturals, phi = in_one_order(structure, structure.naturals(theta), phi, maps)
+        self.structure = structure
+        self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, maps, ranges or {})
 
-    def _fitted_naturals(self) -> dict[str, dict[str, Tensor]]:
-        if self._naturals is None:
+    def _fitted_naturals(self) -> Naturals:
+        if self._state.naturals is None:
             raise _not_fitted("the model has no parameters yet: call otpdag.fit(model, data) first")
-        return self._naturals
+        return self._state.naturals
 
     @property
     def fitted(self) -> Fitted:
         """What inference needs."""
-        sampler = next((m for m in self._maps if m.name == "joint"), None)
-        return Fitted(self.structure, self._fitted_naturals(), self._phi, sampler, self._count_range, self._schema)
+        state, sampler = self._state, next((m for m in self._state.maps if m.name == "joint"), None)
+        return Fitted(self.structure, self._fitted_naturals(), state.phi, sampler, state.count_range, state.schema)
 
     def _known_schema(self) -> Schema:
-        if self._schema is None:
+        if self._state.schema is None:
             raise _not_fitted("the model has seen no table yet: call otpdag.fit(model, data) first")
-        return self._schema
+        return self._state.schema
 
     def save(self, path: str | Path) -> None:
         """Write the model to one file (JSON and safetensors in a zip); :func:`load` reads it without running code.
 
         The file is put in place in one step: if that fails or is killed, what was there before is still there.
         """
-        state = archive.ModelState(
-            self._schema, self._naturals, self._phi, self._maps, self._count_range, self._left_out_maps
-        )
-        archive.write_archive(path, self.structure, state)
+        write_archive(path, self.structure, self._state)
 
     # -- tables -------------------------------------------------------------------------------------------------
 

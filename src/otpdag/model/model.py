@@ -16,7 +16,7 @@ from otpdag.answers import checks, queries
 from otpdag.answers.identification import Identification, identify
 from otpdag.answers.standard_errors import covariance_on_rows, free_parameters
 from otpdag.backward import AmortizedMap
-from otpdag.data import Batch, Table, decode, known_table
+from otpdag.data import Batch, Label, Table, decode, known_table
 from otpdag.data.columns import to_numpy
 from otpdag.data.sequences import SequenceBatch, SequenceTable
 from otpdag.errors import (
@@ -112,16 +112,12 @@ class Model(ModelBase):
         Returns:
             One value for each row; a table for a vector.
         """
-        mechanism = self._mechanism(node)
-        if mechanism.space.is_discrete:
+        if self._mechanism(node).space.is_discrete:
             probabilities = self.predict_proba(data, node, partial=partial)
             labels = pd.Series(list(probabilities.columns), dtype=object)[probabilities.to_numpy().argmax(1)]
             return labels.set_axis(probabilities.index).rename(node).infer_objects()
-        notes: list[str] = []
-        belief, index = self._belief(data, node, partial, notes)
-        names = self._known_schema()[node].names
-        table = with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(names), index=index), notes)
-        return table[names[0]] if len(names) == 1 else table
+        table = self._expected(data, node, partial, self._known_schema()[node].names)
+        return table.iloc[:, 0] if table.shape[1] == 1 else table
 
     def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
         """Posterior probabilities of a category, one row for each row or step of ``data``.
@@ -141,20 +137,21 @@ class Model(ModelBase):
             naturals = self.fitted.naturals
             probabilities = sequence_posterior.state_probabilities(self.structure, naturals, steps, node)
             return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
-        notes: list[str] = []
-        belief, index = self._belief(data, node, partial, notes)
-        return with_notes(pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)), index=index), notes)
+        return self._expected(data, node, partial, self.labels(node))
 
-    def _belief(
-        self, data: Table | SequenceTable, node: str, partial: bool, notes: list[str]
-    ) -> tuple[queries.Belief, pd.Index]:
+    def _expected(
+        self, data: Table | SequenceTable, node: str, partial: bool, columns: Sequence[Label]
+    ) -> pd.DataFrame:
+        """The mean of a number, or the probabilities of a category, of each row."""
         if self.graph.is_dynamic:
             raise ModelError("of sequences, hidden categories can be predicted; for numbers use posterior or forecast")
         if node in self.structure.given:
             raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
         blank = data if node in self.graph.hidden else self._without(data, self._known_schema()[node].names, partial)
         batch, index = self._read_rows(blank, partial)
-        return queries.believe(self.fitted, batch, node, notes), index
+        notes: list[str] = []
+        expected = queries.believe(self.fitted, batch, node, notes).expected
+        return with_notes(pd.DataFrame(expected.numpy(), columns=list(columns), index=index), notes)
 
     def _without(self, data: Table | SequenceTable, names: Sequence[str], partial: bool) -> Table:
         """The same table with empty cells in some columns."""
@@ -508,7 +505,7 @@ class Model(ModelBase):
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show; notes of what is not exact."""
         draws, seed = check_count("draws", draws), check_seed(seed)
-        for saved in self._left_out_maps:
+        for saved in self._state.left_out:
             raise ModelError(
                 f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
                 f"it was loaded: otpdag.load(path, maps={{{saved.kind!r}: {saved.kind}}})"
@@ -636,10 +633,7 @@ def load(
     """
     structure, state = archive.read_archive(path, functions, maps)
     model = Model(structure.graph, structure.mechanisms)
-    model.structure = structure
-    model._schema, model._naturals = state.schema, state.naturals
-    model._phi, model._maps, model._count_range = state.phi, state.maps, state.count_range
-    model._left_out_maps = state.left_out
+    model.structure, model._state = structure, state
     return model
 
 
