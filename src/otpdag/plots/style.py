@@ -53,10 +53,7 @@ def colour(number: int) -> str:
 
 def figure_of(ax: Axes) -> Figure:
     """The figure that holds some axes, also where they lie in a figure inside a figure."""
-    figure: Any = ax.figure
-    while not isinstance(figure, Figure):
-        figure = figure.figure
-    return figure
+    return ax.figure.figure
 
 
 def place_axes(ax: Axes) -> tuple[float, float]:

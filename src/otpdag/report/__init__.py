@@ -217,13 +217,11 @@ def graph_picture(graph: Graph, smallest_scale: float = 0.7) -> str:
     (True, 2)
     """
     root = svg_of(draw_graph(graph))
-    numbers = {printable(node): number for number, node in enumerate(graph.nodes)}
+    numbers = {printable(node): str(number) for number, node in enumerate(graph.nodes)}
     for element in root.iter(f"{{{SVG}}}g"):
-        number = numbers.get(element.attrib.get("id", ""))
-        if number is not None:
-            node = graph.nodes[number]
-            del element.attrib["id"]
-            element.attrib |= {"data-node": str(number), "tabindex": "0", "role": "button", "aria-label": node}
+        name = element.attrib.pop("id", "")
+        if name in numbers:
+            element.attrib |= {"data-node": numbers[name], "tabindex": "0", "role": "button", "aria-label": name}
     for element in root.iter(f"{{{SVG}}}text"):
         element.attrib["pointer-events"] = "none"
     width = float(root.attrib["width"].removesuffix("pt"))
@@ -272,12 +270,11 @@ def _about_errors(run: Run) -> str:
 def _errors(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
     """Standard errors of the same estimates; None where there are none."""
     columns = ["node", "parameter", "std_error", "lower", "upper", "note"]
-    if run.errors is None or not set(columns) <= set(run.errors.columns) or len(run.errors) != len(table):
+    if run.errors is None or not set(columns) <= set(run.errors.columns):
         return None
-    if not (run.errors[["node", "parameter"]].astype(str).to_numpy() == table[["node", "parameter"]].to_numpy()).all():
-        return None
+    known, told = (owner[["node", "parameter"]].astype(str).to_numpy() for owner in (run.errors, table))
     notes = ["" if pd.isna(said) else str(said) for said in run.errors["note"]]
-    return run.errors[columns].assign(note=notes)
+    return run.errors[columns].assign(note=notes) if np.array_equal(known, told) else None
 
 
 # --- small things -----------------------------------------------------------------------------------------------------
