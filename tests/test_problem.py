@@ -28,9 +28,9 @@ from otpdag.learned.paper_topics import PaperTopicsProblem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows
 from otpdag.learned.sequence_problems import NumberProblem, PieceProblem
 from otpdag.likelihood.chain_problem import ChainProblem, chain_problem
-from otpdag.likelihood.graph_problem import GraphProblem
 from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
+from otpdag.likelihood.row_problem import GraphProblem
 from otpdag.likelihood.state_problem import StateProblem
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem
 from otpdag.matching.direct import DirectProblem, DrawnWithDirect, WithDirect

@@ -108,6 +108,11 @@ class Structure:
         """The values of a node's parents."""
         return {parent: values[parent] for parent, _ in self.mechanisms[node].family.parents}
 
+    def count_ranges(self, values: Mapping[str, Tensor]) -> dict[str, float]:
+        """How far the support of each count must reach: somewhat beyond the largest of the values that are seen."""
+        reaches = {node: self.mechanisms[node].space.reach(values[node]) for node in self.graph.observed}
+        return {node: reach for node, reach in reaches.items() if reach is not None}
+
     def base(self, name: str) -> str:
         """The node behind a name: ``z`` for ``z``, the ``z[0]`` of its first steps and the ``z[-1]`` of a parent."""
         return name if name in self.graph else name.rpartition("[")[0]

@@ -15,10 +15,9 @@ from otpdag.engine import Deterministic
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import Run
 from otpdag.likelihood import linear_normal
-from otpdag.likelihood.linear_normal import Scored, StructuralEquations, _cholesky, rows_as_moments
-from otpdag.likelihood.route import row_problem
-from otpdag.likelihood.rows import RowObjective
-from otpdag.problem import loss_and_gradient
+from otpdag.likelihood.linear_normal import Scored, StructuralEquations, _cholesky
+from otpdag.likelihood.row_problem import by_moments, row_problem
+from otpdag.problem import RowObjective, loss_and_gradient
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack
 from tests.likelihood.elimination.worlds import linear_moments, make_world, random_edges
@@ -134,7 +133,7 @@ def grouped():
     mask = {n: torch.as_tensor(rng.random((1, rows, width)) < 0.7) for n, width in widths.items()}
     batch = Batch(values, mask, torch.ones(1, rows).double())
     structure = Structure.bind(otp.Graph([("x", "y"), ("y", "z")]), nodes)
-    problem = rows_as_moments(about(structure), batch, 0)
+    problem = by_moments(about(structure), batch, 0)
     point = 0.3 * torch.as_tensor(rng.normal(size=(2, problem.about.size)))
     return problem.reweighted(torch.as_tensor(rng.uniform(0.5, 2.0, (2, rows)))), point
 
@@ -169,7 +168,7 @@ def test_linear_normal_rows_with_gaps_and_hidden_numbers_have_their_density(seed
     raw = structure.raw(naturals)
     mean, covariance, at = linear_moments(structure, structure.naturals(raw), 0)
     point = pack({key: raw[key] for key in structure.parameters()})
-    problem = rows_as_moments(about(structure), batch, 0)
+    problem = by_moments(about(structure), batch, 0)
     each = np.zeros(batch.rows)
     for row in range(batch.rows):
         shown = [n for n in structure.graph.observed if bool(batch.mask[n][0, row].all())]

@@ -13,10 +13,9 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine.data_kind import lay_out_rows, one_start
 from otpdag.engine.fit import recognise
-from otpdag.likelihood.graph_problem import GraphProblem, rows_along_graph
 from otpdag.likelihood.linear_normal import MomentProblem
-from otpdag.likelihood.route import row_problem
-from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.row_problem import GraphProblem, row_problem, rows_along_graph
+from otpdag.problem import RowObjective
 from otpdag.settings import ClosedForm, Objective, PushForward
 
 # -- which way rows are summed, what such a problem says of itself, and the parts of it that stand for the whole ------

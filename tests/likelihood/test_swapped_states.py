@@ -13,7 +13,7 @@ from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import minimise
 from otpdag.engine.search import Searcher, search
 from otpdag.likelihood.chain_problem import ChainProblem
-from otpdag.likelihood.graph_problem import GraphProblem
+from otpdag.likelihood.row_problem import GraphProblem
 from otpdag.likelihood.state_problem import StateProblem
 from otpdag.likelihood.swapped_states import Reading, Swap, _halves, _Rows, swapped_pairs, swaps
 from otpdag.structure import pack

@@ -23,8 +23,8 @@ from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.likelihood.linear_normal import NormalFit, RowGroups, centre_of, structural_equations
-from otpdag.likelihood.route import is_linear_normal
 from otpdag.likelihood.row_posterior import Fitted
+from otpdag.likelihood.row_problem import is_linear_normal
 from otpdag.mechanisms import Normal
 from otpdag.tables import cell_names
 

@@ -31,13 +31,12 @@ from torch import Tensor
 from otpdag.answers.notes import flat_directions, point_of
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.likelihood.route import row_problem
 from otpdag.likelihood.row_posterior import Fitted
-from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem, Units, curvature, differences
+from otpdag.problem import Problem, RowObjective, Units, curvature, differences
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack, unpack
 from otpdag.tables import estimates

@@ -32,7 +32,6 @@ from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Enco
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
 from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.learned.smoother import SequenceMap
-from otpdag.likelihood.linear_normal import rows_as_moments
 from otpdag.likelihood.partitioned_problem import (
     BLOCKS_FROM,
     FROM_ROWS,
@@ -41,13 +40,12 @@ from otpdag.likelihood.partitioned_problem import (
     part_problem,
     rows_in_blocks,
 )
-from otpdag.likelihood.route import route_of, row_problem
-from otpdag.likelihood.rows import RowObjective, count_ranges
+from otpdag.likelihood.row_problem import by_moments, route_of, row_problem
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.direct import DrawnWithDirect, WithDirect, direct_problem
 from otpdag.mechanisms import Normal
 from otpdag.model import Model
-from otpdag.problem import Problem, Units, units_of
+from otpdag.problem import Problem, RowObjective, Units, units_of
 from otpdag.settings import ClosedForm, SumSizes
 from otpdag.structure import Structure, Theta, pack, unpack
 
@@ -383,8 +381,8 @@ class TableData(DataKind):
             return _problem_of_parts(self, self.parts, layout, method, seed)
         if self.read_from is None and isinstance(method.evaluation, ClosedForm) and method.objective.direct is None:
             about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
-            if route_of(about, self.read) is rows_as_moments:
-                return replace(rows_as_moments(about, self.read, seed), in_order=lambda: self.batch)
+            if route_of(about, self.read) is by_moments:
+                return replace(by_moments(about, self.read, seed), in_order=lambda: self.batch)
         return table_problem(layout, self.batch, method, seed)
 
     def starts(
@@ -405,7 +403,7 @@ class TableData(DataKind):
         reach = self.read.values
         if self.parts is not None:
             reach = {node: self.read.weight.new_tensor(value) for node, value in self.parts.largest.items()}
-        return self.schema, count_ranges(self.structure, reach)
+        return self.schema, self.structure.count_ranges(reach)
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""

@@ -34,12 +34,10 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.data.batch import distinct_rows
-from otpdag.likelihood.graph_problem import rows_along_graph
-from otpdag.likelihood.rows import RowObjective, SummedRows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Fixed, Floored
 from otpdag.numerics import order_free_products
-from otpdag.problem import LossTerms, Units, Updates, curvature, with_gradient
+from otpdag.problem import LayOut, LossTerms, RowObjective, SummedRows, Updates, curvature, with_gradient
 from otpdag.structure import Structure, parameter_places
 
 Array: TypeAlias = NDArray[np.float64]
@@ -458,6 +456,7 @@ class MomentProblem(SummedRows):
     """The rows as their moments were taken."""
     groups: RowGroups
     equations: StructuralEquations
+    in_rows: LayOut
     seed: int
     in_order: Callable[[], Batch] | None = None
     """Makes the rows, complete and of equal weights, as they are told by number; None if those read stand so."""
@@ -486,10 +485,6 @@ class MomentProblem(SummedRows):
     def weight(self) -> Tensor:
         """Weights of the rows (1, N): they are equal where rows are not in order yet."""
         return self.read.weight
-
-    def in_rows(self, batch: Batch, seed: int) -> Units:
-        """The problem of the same objective that looks at every row."""
-        return rows_along_graph(self.about, batch, seed)
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -524,7 +519,11 @@ class MomentProblem(SummedRows):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> MomentProblem:
         """These rows; or all of them instead of fewer, since more do not cost more."""
-        return rows_as_moments(self.about, self.batch.take(rows), self.seed) if isinstance(rows, Tensor) else self
+        return (
+            rows_as_moments(self.about, self.batch.take(rows), self.seed, self.in_rows)
+            if isinstance(rows, Tensor)
+            else self
+        )
 
     def reweighted(self, factors: Tensor) -> MomentProblem:
         """Moments of the same rows with other weights."""
@@ -534,17 +533,17 @@ class MomentProblem(SummedRows):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> MomentProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return rows_as_moments(self.about, self.drawn(point, size, seed), seed)
+        return rows_as_moments(self.about, self.drawn(point, size, seed), seed, self.in_rows)
 
 
-def rows_as_moments(about: RowObjective, batch: Batch, seed: int) -> MomentProblem:
+def rows_as_moments(about: RowObjective, batch: Batch, seed: int, in_rows: LayOut) -> MomentProblem:
     """Sum rows up."""
     structure = about.structure
     groups = gap_groups(structure, batch)
     shift = np.array([centre_of(structure, batch, node, cell) for node, cell in groups.cells])
     second = groups.second_moments(batch, shift)
     equations = structural_equations(structure, about.shapes, groups.cells, shift, groups.shown, second)
-    return MomentProblem(about, batch, groups, equations, seed)
+    return MomentProblem(about, batch, groups, equations, in_rows, seed)
 
 
 def gap_groups(structure: Structure, batch: Batch) -> RowGroups:

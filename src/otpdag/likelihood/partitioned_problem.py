@@ -20,14 +20,13 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.data.parts import LocalParts, Parts, Reading
 from otpdag.errors import ModelError
-from otpdag.likelihood.graph_problem import rows_along_graph
-from otpdag.likelihood.route import route_of, row_problem
-from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.row_problem import route_of, row_problem, rows_along_graph
 from otpdag.problem import (
     LossTerms,
     Pace,
     Proposals,
     Refinement,
+    RowObjective,
     Units,
     WrappedProblem,
     curvature,

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -20,11 +20,20 @@ from torch import Tensor
 
 from otpdag.data import Batch, random_part
 from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states, maximised_hidden
-from otpdag.likelihood.graph_problem import rows_along_graph
-from otpdag.likelihood.rows import LayOut, RowObjective, SummedRows
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
-from otpdag.problem import LossTerms, Pace, Proposals, Units, Updates, packed_point, split_point
+from otpdag.problem import (
+    LayOut,
+    LossTerms,
+    Pace,
+    Proposals,
+    RowObjective,
+    SummedRows,
+    Units,
+    Updates,
+    packed_point,
+    split_point,
+)
 from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure
 
@@ -340,11 +349,11 @@ def has_features(structure: Structure, batch: Batch) -> bool:
     return is_held and states <= MOST_STATES and _reader(structure, batch) is not None
 
 
-def rows_by_states(about: RowObjective, batch: Batch, seed: int) -> StateProblem:
+def rows_by_states(about: RowObjective, batch: Batch, seed: int, in_rows: LayOut) -> StateProblem:
     """Lay rows out whose nodes have features."""
     reader = _reader(about.structure, batch)
     assert reader is not None, "asked before"
-    return StateProblem(about.structure, batch, about.shapes, reader, partial(rows_along_graph, about), seed)
+    return StateProblem(about.structure, batch, about.shapes, reader, in_rows, seed)
 
 
 def _reader(structure: Structure, batch: Batch) -> StateReader | None:

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.likelihood.rows import TableRows
 from otpdag.likelihood.starts import complete_table
-from otpdag.problem import Problem, Proposals, packed_point, split_point
+from otpdag.problem import Problem, Proposals, TableRows, packed_point, split_point
 from otpdag.structure import Structure
 
 SWAP_ROWS = 2_000  # on which swaps are made and compared (decision 0037)

@@ -24,7 +24,6 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
-from otpdag.likelihood.rows import count_ranges
 from otpdag.matching.mean_features import feature_columns
 from otpdag.settings import Completion
 from otpdag.simulation import batch_of
@@ -179,7 +178,7 @@ def complete_rows(
     repeats = _repeats(batch.weight.mean(0)[gaps])
     gaps, repeats = torch.repeat_interleave(gaps, repeats), torch.repeat_interleave(repeats, repeats)
     points = min(sizes.draws[1], max(sizes.draws[0], sizes.drawn_rows // len(gaps)))
-    ranges = count_ranges(structure, batch.values)
+    ranges = structure.count_ranges(batch.values)
     replicas = max(len(value) for params in naturals.values() for value in params.values())
     shared = replace(batch, weight=batch.weight[:1])
     drawn = []

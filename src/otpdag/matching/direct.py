@@ -22,13 +22,12 @@ from torch import Tensor
 from otpdag.data import Batch, random_part
 from otpdag.divergences.whitened import FittedFeatures
 from otpdag.errors import ModelError
-from otpdag.likelihood.rows import TableRows
 from otpdag.matching.completion import CompletedRows, can_be_completed, complete_rows
 from otpdag.matching.mean_features import feature_columns, mean_features, mean_over_many
 from otpdag.matching.model_points import ModelPoints, drawn_states, lay_out
 from otpdag.noise import Streams
 from otpdag.numerics import FixedPoint
-from otpdag.problem import LossTerms, Minibatched, Pace, Refinement, Units, WrappedProblem, units_of
+from otpdag.problem import LossTerms, Minibatched, Pace, Refinement, TableRows, Units, WrappedProblem, units_of
 from otpdag.settings import Direct
 from otpdag.simulation import ancestral, batch_of
 from otpdag.structure import Naturals, Structure

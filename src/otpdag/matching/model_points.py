@@ -19,7 +19,6 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.likelihood.rows import count_ranges
 from otpdag.numerics import quadrature
 from otpdag.settings import PointSizes
 from otpdag.structure import Naturals, Structure
@@ -160,7 +159,7 @@ def _supports(structure: Structure, batch: Batch, most: int) -> dict[str, Suppor
 
     Most rows may hold small counts though a few are large: small ones are listed one by one.
     """
-    supports, ranges = {}, count_ranges(structure, batch.values)
+    supports, ranges = {}, structure.count_ranges(batch.values)
     for node in inner_nodes(structure):
         mechanism = structure.mechanisms[node]
         if mechanism.is_given or not mechanism.space.is_countable:

@@ -1,11 +1,23 @@
-"""Rows of a table as a problem, with what they miss summed along the graph: any pattern of unknowns."""
+"""Rows of a table as a problem: which way they are summed, and the one along the graph, for any pattern of unknowns.
+
+The way is chosen once, from graph, mechanisms, gaps and objective: the first that holds.
+
+| What holds | Route |
+|---|---|
+| terms are weighed otherwise than in a likelihood | graph |
+| every node is normal and linear in numbers, and rows show few different sets of cells | moments |
+| hidden categories alone are unknown, and every observed node is read through features | states |
+| anything else | graph |
+
+All give the same likelihood. Sequences and documents have problems of their own.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Self
 
 import torch
@@ -25,12 +37,25 @@ from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.likelihood.elimination.posterior import state_probabilities
 from otpdag.likelihood.elimination.sums import Tempering
+from otpdag.likelihood.linear_normal import MomentProblem, gap_groups, rows_as_moments
 from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
-from otpdag.likelihood.rows import RowObjective, TableRows
+from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_states
 from otpdag.likelihood.swapped_states import swapped_rows
+from otpdag.mechanisms import Normal
 from otpdag.mechanisms.base import has_closed_form
-from otpdag.problem import LossTerms, Pace, Proposals, Refinement, Units, Updates, packed_point, split_point
+from otpdag.problem import (
+    LossTerms,
+    Pace,
+    Proposals,
+    Refinement,
+    RowObjective,
+    TableRows,
+    Units,
+    Updates,
+    packed_point,
+    split_point,
+)
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Naturals, Structure, parameter_places
 
@@ -52,6 +77,13 @@ CURVED_ENTRIES = 2**10
 
 LEAST_COUNT = 0.1
 """Rows that tell of a state of a table at least, where slopes are set off against what they tell."""
+
+MOST_GROUPS, COLUMNS_FOR_EACH_ROW, MOST_PARAMETERS = 512, 4, 4_000
+"""Up to which moments are read: groups of rows that show the same cells, each of which costs about as much as so many
+columns' worth of rows, and parameters, whose square is held."""
+
+SMALLEST, LARGEST = 1e-60, 1e60
+"""Spreads of columns between which no digit is lost in fourth powers of deviations, which gradients of moments hold."""
 
 WORST_LOSS = 1e12
 """What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
@@ -343,3 +375,64 @@ def _state_probabilities(part: TableRows, point: Tensor, node: str) -> Tensor:
 def _kept(structure: Structure, objective: Objective) -> tuple[str, ...]:
     """Nodes whose posteriors are read in every row."""
     return pushed_nodes(structure) if objective.push_forward is not None else ()
+
+
+# -- which way ---------------------------------------------------------------------------------------------------------
+
+
+def route_of(about: RowObjective, batch: Batch) -> Lay:
+    """What lays these rows out: the first whose rule holds."""
+    return next(lay_out for holds, lay_out in ROUTES if holds(about, batch))
+
+
+def row_problem(about: RowObjective, batch: Batch, seed: int) -> Units:
+    """Rows laid out by their route; the same seed lays them out alike."""
+    return route_of(about, batch)(about, batch, seed)
+
+
+def reads_moments(about: RowObjective, batch: Batch) -> bool:
+    """Whether moments of rows tell all that the model reads of them, and are quicker to read."""
+    if not is_linear_normal(about.structure) or about.size > MOST_PARAMETERS:
+        return False
+    units = (mechanism.unit for mechanism in about.structure.mechanisms.values() if isinstance(mechanism, Normal))
+    if any(unit is not None and bool(((unit < SMALLEST) | (unit > LARGEST)).any()) for unit in units):
+        return False
+    if not batch.shares_rows or batch.weight.device.type != "cpu":
+        return False
+    groups = gap_groups(about.structure, batch)
+    return len(groups.members) <= min(MOST_GROUPS, max(1, COLUMNS_FOR_EACH_ROW * batch.rows // (len(groups.cells) + 1)))
+
+
+def is_linear_normal(structure: Structure) -> bool:
+    """Whether every node is normal as the library has it, and linear in numbers alone."""
+    return all(
+        type(mechanism) is Normal and not mechanism.network and not mechanism.family.discrete
+        for mechanism in structure.mechanisms.values()
+    )
+
+
+def reads_states(about: RowObjective, batch: Batch) -> bool:
+    """Whether hidden categories alone are unknown, and every observed node is read through features."""
+    hidden, mechanisms = about.structure.graph.hidden, about.structure.mechanisms
+    categories = bool(hidden) and all(mechanisms[node].space.is_discrete for node in hidden)
+    return categories and has_features(about.structure, batch)
+
+
+def by_moments(about: RowObjective, batch: Batch, seed: int) -> MomentProblem:
+    """Moments of rows, with the rows along the graph for whoever asks about single ones."""
+    return rows_as_moments(about, batch, seed, partial(rows_along_graph, about))
+
+
+def by_states(about: RowObjective, batch: Batch, seed: int) -> StateProblem:
+    """Rows read in every joint state, with the rows along the graph for whoever asks about single ones."""
+    return rows_by_states(about, batch, seed, partial(rows_along_graph, about))
+
+
+Lay = Callable[[RowObjective, Batch, int], Units]
+ROUTES: tuple[tuple[Callable[[RowObjective, Batch], bool], Lay], ...] = (
+    (lambda about, batch: not about.is_plain_likelihood, rows_along_graph),
+    (reads_moments, by_moments),
+    (reads_states, by_states),
+    (lambda about, batch: True, rows_along_graph),
+)
+"""The rules of the table above, and what lays rows out where they hold."""

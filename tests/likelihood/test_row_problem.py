@@ -14,11 +14,11 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine.data_kind import lay_out_rows, one_start
 from otpdag.engine.optimiser import EM, Deterministic, Run, minimise
-from otpdag.likelihood import graph_problem
+from otpdag.likelihood import row_problem
 from otpdag.likelihood.elimination.sums import Tempering
-from otpdag.likelihood.graph_problem import WORST_LOSS, GraphProblem, rows_along_graph
-from otpdag.likelihood.rows import RowObjective
+from otpdag.likelihood.row_problem import WORST_LOSS, GraphProblem, rows_along_graph
 from otpdag.mechanisms.base import has_closed_form
+from otpdag.problem import RowObjective
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import parameter_places
 from tests.likelihood.elimination.worlds import enumerated
@@ -180,7 +180,7 @@ def test_steps_that_a_sample_guides_do_not_raise_the_loss(family):
     assert along.updates
     (place,) = (one.place for one in along.unplaced.families if one.node == "y")
     entries = along.unplaced.entries_on_points[place]
-    assert entries // graph_problem.CURVED_ENTRIES == 3  # as many as there are states
+    assert entries // row_problem.CURVED_ENTRIES == 3  # as many as there are states
     generator = torch.Generator().manual_seed(0)
     point = start + 0.7 * torch.randn(8, start.shape[1], generator=generator, dtype=torch.float64)
     begin, losses = point, []
@@ -405,7 +405,7 @@ def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far
 
     for is_outgrown, expected in ((False, ["placed"]), (True, ["placed", "unplaced"])):
         called.clear()
-        monkeypatch.setattr(graph_problem, "moved", partial(moved, outgrown=is_outgrown))
+        monkeypatch.setattr(row_problem, "moved", partial(moved, outgrown=is_outgrown))
         nearby = along.laid_out_for(start + 0.1)
         assert called == expected
         assert torch.equal(nearby.placed_for, start + 0.1)
@@ -453,6 +453,6 @@ def test_parts_and_simulated_rows_are_problems_of_their_own():
 def test_losses_of_single_rows_are_finite(monkeypatch):
     along, start = made(tables)
     evidence = torch.tensor([[-torch.inf, torch.nan, -2.0] + [0.0] * (ROWS - 3)]).double()
-    monkeypatch.setattr(graph_problem, "log_evidence", lambda *_: evidence)
+    monkeypatch.setattr(row_problem, "log_evidence", lambda *_: evidence)
     assert along.unit_losses(start)[0, :4].tolist() == [WORST_LOSS, WORST_LOSS, 2.0, 0.0]
     assert WORST_LOSS == 1e12
