@@ -111,7 +111,8 @@ class Page:
 
     def overflow(self) -> int:
         """How many pixels the page is wider than the window."""
-        return int(self.run("document.documentElement.scrollWidth - window.innerWidth"))
+        # a phone makes its window as wide as the page: innerWidth would never be exceeded
+        return int(self.run("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
 
     def picture(self, path: Path, *, whole: bool = True) -> None:
         """Write a PNG file of the page, or of what the window shows."""

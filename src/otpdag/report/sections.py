@@ -277,7 +277,7 @@ def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None,
     ax.fill_between(x, *np.quantile(values, [0.05, 0.95], axis=0), color=MODEL, alpha=0.2, lw=0, label="central 90 %")
     ax.plot(x, values.mean(0), color=MODEL, linewidth=1.4, label="model")
     if seen is not None:
-        ax.plot(x, seen, "o-" if len(x) <= 500 else "-", color=DATA, linewidth=0.8, markersize=2.2, label="data")
+        ax.plot(x, seen, "o-" if len(x) <= 200 else "-", color=DATA, linewidth=0.8, markersize=2.2, label="data")
     return _finished(ax, axis, name)
 
 
