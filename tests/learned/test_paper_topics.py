@@ -165,3 +165,13 @@ def test_counts_are_read_as_shares():
 def test_an_encoder_reads_counts_or_words():
     with pytest.raises(otp.ModelError, match="reads must be one of 'counts', 'words'"):
         PaperTopics(reads="letters")
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_starts_that_run_together_are_those_that_run_apart(drawn):
+    problem, layout, theta = made(0.1, PaperTopics(drawn=drawn, hidden=4, batch_size=10))
+    _, _, other = made(seed=3)
+    points = [layout.pack(one) for one in (theta, other)]
+    apart = [problem.sampled(one, Streams([seed]), 0.0).total for one, seed in zip(points, (1, 2), strict=True)]
+    together = problem.sampled(torch.cat(points), Streams([1, 2]), 0.0).total
+    torch.testing.assert_close(together, torch.cat(apart))

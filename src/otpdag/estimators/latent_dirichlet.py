@@ -54,7 +54,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     documents. ``"auto"`` (default) asks whether documents repeat words as often as the model does, which draws them
     independently: entropic if so, transport if not, as in texts; ``result_.method`` and ``result_.notes`` tell.
     ``"paper"`` is the published practice (an encoder of documents, relaxed topics and words, Wasserstein penalty), for
-    comparison: it finds nine bars in ten or all, at a distance that its relaxation leaves.
+    comparison: it finds the bars, at a distance that its relaxation leaves.
 
     **Background.** Where documents do not repeat words as the model does, transport lets four of five words come from
     one distribution that all documents share, ``background_``. A document about topic k alone then has words
@@ -72,7 +72,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         topics: ``"fixed"``, topics are parameters; ``"dirichlet"``, each topic has a Dirichlet distribution with
             log-concentrations ``beta_``, which are learned. Not with ``"transport"``.
         alpha: Known concentrations, one for all topics or one for each; left out, they are learned.
-        n_init: Data-driven starts of which the best is kept; by default 6 for entropic fits, 4 for transport.
+        n_init: Starts of which the best after short runs goes on; by default 6 for entropic fits, 4 for transport, both
+            data-driven, and 12 random ones for the paper's way.
         max_iter: Most sweeps over the documents, updates or, of the paper's way, epochs; by default 100 for entropic
             fits, 1,000 for the paper's with Dirichlet topics, else 300.
         batch_size: Documents that are taken at a time, and made dense unless nearly all of their counts are zero.

@@ -110,24 +110,37 @@ class PaperTopicsProblem(Algorithm1):
 
     def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
         """Documents rebuilt from relaxed topics; these beside shares that the prior draws."""
-        (generator,), (shares_node, words_node) = streams.generators, topic_nodes(self.structure)
-        gamma = theta[self.structure.keys[words_node]["topics"]][0]
-        rows = streams.rows(self.rows, self.settings.batch_size)[0]
+        shares_node, words_node = topic_nodes(self.structure)
+        gammas = theta[self.structure.keys[words_node]["topics"]]
+        rows = streams.rows(self.rows, self.settings.batch_size)
+        rebuilt = [
+            self._rebuilt(
+                rows[replica], gammas[replica], {key: value[replica, None] for key, value in phi.items()}, own
+            )
+            for replica, own in enumerate(streams.generators)
+        ]
+        topics, costs = (torch.stack(parts) for parts in zip(*rebuilt, strict=True))
+        alpha = self.structure.naturals(theta)[shares_node]["concentration"].flatten(1).to(gammas)
+        yield Step(costs, self._families(topics, alpha, streams))
+
+    def _rebuilt(self, rows: Tensor, gamma: Tensor, phi: Theta, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Relaxed topics of one replica's documents, and the mean cost of the words that are rebuilt from them."""
         counts = torch.from_numpy(self.counts[rows.numpy()].toarray()).to(gamma)
         log_q = torch.log_softmax(apply_network(self.encoder, phi, self._read(rows, counts)), -1)
         topics = gumbel_softmax(log_q, torch.rand(log_q.shape, generator=generator), self.settings.temperature)
-        cost = self._reconstruction(topics, counts, gamma, generator)
-        alpha = self.structure.naturals(theta)[shares_node]["concentration"][0].reshape(-1).to(gamma)
-        yield Step(cost.reshape(1), self._families(topics, alpha, generator))
+        return topics, self._reconstruction(topics, counts, gamma, generator)
 
     def _read(self, rows: Tensor, counts: Tensor) -> Tensor:
         if not self.words:
             return counts
         return nn.utils.rnn.pad_sequence([self.words[row] for row in rows.tolist()], True, -1)
 
-    def _families(self, topics: Tensor, alpha: Tensor, generator: torch.Generator) -> Iterator[Family]:
-        prior = torch.softmax(_softmax_gaussian(torch.log(alpha), generator, len(topics)), -1)
-        yield Family(topics.unsqueeze(0), prior.unsqueeze(0))
+    def _families(self, topics: Tensor, alpha: Tensor, streams: Streams) -> Iterator[Family]:
+        drawn = [
+            _softmax_gaussian(torch.log(own), generator, topics.shape[1])
+            for own, generator in zip(alpha, streams.generators, strict=True)
+        ]
+        yield Family(topics, torch.softmax(torch.stack(drawn), -1))
 
     def _reconstruction(self, topics: Tensor, counts: Tensor, gamma: Tensor, generator: torch.Generator) -> Tensor:
         """Mean cross-entropy of words that are rebuilt from relaxed topics, with relaxed noise of their own.
