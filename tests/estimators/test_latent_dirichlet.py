@@ -195,9 +195,18 @@ def test_the_papers_way_finds_bars_whatever_its_encoder_reads(reads):
     method = replace(method, evaluation=replace(method.evaluation, reads=reads))
     if reads == "words":  # which takes ten times as long
         method = replace(method, optimiser=replace(method.optimiser, learning_rate=Constant(4e-3)))
-    otp.fit(model, Documents(drawn.counts), method=method, seed=0, progress=False, callbacks=[kept.append])
+    starts = 12 if reads == "counts" else 4
+    otp.fit(
+        model,
+        Documents(drawn.counts),
+        method=method,
+        seed=0,
+        restarts=starts,
+        progress=False,
+        callbacks=[kept.append],
+    )
     found = model.params()["words"]["topics"]
-    assert patterns_recovered(drawn.topics, found, mass=0.0) >= (0.9 if reads == "counts" else 0.7)
+    assert patterns_recovered(drawn.topics, found, mass=0.0) >= 0.9
     assert {"reconstruction", "divergence"} <= set(kept[0])
 
 

@@ -143,7 +143,7 @@ class DocumentData(DataKind):
         """Several, of which the best after short runs goes on.
 
         Of bars, entropic fits lost one in fifty from three starts, none from six; pairs of words have fewer optima. The
-        paper's way loses a bar in ten or more from two starts of three, and shows it early in its objective.
+        paper's way lost a bar in ten or more from four of seven starts, which its objective shows early.
         """
         if not isinstance(method.evaluation, TopicSweeps):
             return 12
