@@ -107,7 +107,8 @@ def _where(name: str) -> str:
     if name.startswith("_"):
         return ""
     searched = ("mechanisms", "divergences", "costs", *_COMPANY)
-    home = next((one for one in searched if name in import_module(f"otpdag.{one}").__all__), None)
+    modules = {one: import_module(f"otpdag.{one}") for one in searched}
+    home = next((one for one, module in modules.items() if name in getattr(module, "__all__", vars(module))), None)
     if home is not None:
         return f"; it is otpdag.{home}.{name}"
     near = get_close_matches(name, __all__, n=1)

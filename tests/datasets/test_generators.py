@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from otpdag import datasets
 from otpdag.datasets import bars, delete_cells, factor, latent_class, mixed_dag, mixture, poisson_chain, siblings
 from otpdag.datasets._synthetic import replace_rows
 
@@ -114,11 +113,6 @@ def test_delete_cells_takes_the_share_and_leaves_the_rest():
 def test_delete_cells_refuses_a_share_outside_its_range():
     with pytest.raises(ValueError, match=r"`share` must be between 0 and 1; got 1.5"):
         delete_cells(pd.DataFrame({"a": [1]}), 1.5, np.random.default_rng(0))
-
-
-def test_all_is_complete():
-    assert sorted(datasets.__all__) == datasets.__all__
-    assert all(hasattr(datasets, name) for name in datasets.__all__)
 
 
 RNG = np.random.default_rng(0)

@@ -6,28 +6,19 @@ batch; :func:`decode` turns tensors back into a table. NaN, None, ``pd.NA`` and 
 Only this package knows what columns of pandas may hold, and how files of tables are read.
 """
 
-from otpdag.data.batch import Batch, random_part
-from otpdag.data.columns import ColumnType, Label, Schema, Table, as_frame, column_type, column_types, known_table
-from otpdag.data.documents import Documents, Images
-from otpdag.data.parts import Partitioned
-from otpdag.data.sequences import Sequences
-from otpdag.data.table import decode, encode
-
-__all__ = [
-    "Batch",
-    "ColumnType",
-    "Documents",
-    "Images",
-    "Label",
-    "Partitioned",
-    "Schema",
-    "Sequences",
-    "Table",
-    "as_frame",
-    "column_type",
-    "column_types",
-    "decode",
-    "encode",
-    "known_table",
-    "random_part",
-]
+from otpdag.data.batch import Batch as Batch
+from otpdag.data.batch import random_part as random_part
+from otpdag.data.columns import ColumnType as ColumnType
+from otpdag.data.columns import Label as Label
+from otpdag.data.columns import Schema as Schema
+from otpdag.data.columns import Table as Table
+from otpdag.data.columns import as_frame as as_frame
+from otpdag.data.columns import column_type as column_type
+from otpdag.data.columns import column_types as column_types
+from otpdag.data.columns import known_table as known_table
+from otpdag.data.documents import Documents as Documents
+from otpdag.data.documents import Images as Images
+from otpdag.data.parts import Partitioned as Partitioned
+from otpdag.data.sequences import Sequences as Sequences
+from otpdag.data.table import decode as decode
+from otpdag.data.table import encode as encode

@@ -4,44 +4,24 @@ A generator takes the number of rows and a numpy ``Generator``, draws a truth an
 The truth has the layout of ``Model.params()``: parameters by name, by node.
 """
 
-from otpdag.datasets._corpus import Corpus, corpus, read_corpus
-from otpdag.datasets._folder import data_folder, load_network
-from otpdag.datasets._images import ImageSet, load_images
-from otpdag.datasets._networks import DiscreteNetwork, parse_bif, read_bif
-from otpdag.datasets._synthetic import (
-    Bars,
-    Truth,
-    bars,
-    delete_cells,
-    factor,
-    latent_class,
-    mixed_dag,
-    mixture,
-    poisson_chain,
-    replace_rows,
-    siblings,
-)
-
-__all__ = [
-    "Bars",
-    "Corpus",
-    "DiscreteNetwork",
-    "ImageSet",
-    "Truth",
-    "bars",
-    "corpus",
-    "data_folder",
-    "delete_cells",
-    "factor",
-    "latent_class",
-    "load_images",
-    "load_network",
-    "mixed_dag",
-    "mixture",
-    "parse_bif",
-    "poisson_chain",
-    "read_bif",
-    "read_corpus",
-    "replace_rows",
-    "siblings",
-]
+from otpdag.datasets._corpus import Corpus as Corpus
+from otpdag.datasets._corpus import corpus as corpus
+from otpdag.datasets._corpus import read_corpus as read_corpus
+from otpdag.datasets._folder import data_folder as data_folder
+from otpdag.datasets._folder import load_network as load_network
+from otpdag.datasets._images import ImageSet as ImageSet
+from otpdag.datasets._images import load_images as load_images
+from otpdag.datasets._networks import DiscreteNetwork as DiscreteNetwork
+from otpdag.datasets._networks import parse_bif as parse_bif
+from otpdag.datasets._networks import read_bif as read_bif
+from otpdag.datasets._synthetic import Bars as Bars
+from otpdag.datasets._synthetic import Truth as Truth
+from otpdag.datasets._synthetic import bars as bars
+from otpdag.datasets._synthetic import delete_cells as delete_cells
+from otpdag.datasets._synthetic import factor as factor
+from otpdag.datasets._synthetic import latent_class as latent_class
+from otpdag.datasets._synthetic import mixed_dag as mixed_dag
+from otpdag.datasets._synthetic import mixture as mixture
+from otpdag.datasets._synthetic import poisson_chain as poisson_chain
+from otpdag.datasets._synthetic import replace_rows as replace_rows
+from otpdag.datasets._synthetic import siblings as siblings

@@ -1,16 +1,8 @@
 """Familiar models with the methods of scikit-learn and its relatives, each a thin face of a graph."""
 
-from otpdag.estimators.autoencoder import WassersteinAutoencoder
-from otpdag.estimators.gaussian_mixture import GaussianMixture
-from otpdag.estimators.hidden_markov import HiddenMarkovModel
-from otpdag.estimators.latent_dirichlet import LatentDirichletAllocation
-from otpdag.estimators.vector_quantized import CodePrior, VectorQuantizedAutoencoder
-
-__all__ = [
-    "CodePrior",
-    "GaussianMixture",
-    "HiddenMarkovModel",
-    "LatentDirichletAllocation",
-    "VectorQuantizedAutoencoder",
-    "WassersteinAutoencoder",
-]
+from otpdag.estimators.autoencoder import WassersteinAutoencoder as WassersteinAutoencoder
+from otpdag.estimators.gaussian_mixture import GaussianMixture as GaussianMixture
+from otpdag.estimators.hidden_markov import HiddenMarkovModel as HiddenMarkovModel
+from otpdag.estimators.latent_dirichlet import LatentDirichletAllocation as LatentDirichletAllocation
+from otpdag.estimators.vector_quantized import CodePrior as CodePrior
+from otpdag.estimators.vector_quantized import VectorQuantizedAutoencoder as VectorQuantizedAutoencoder
