@@ -26,14 +26,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from otpdag.cli import console as c
-from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, ModelError, printable
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, printable
 from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, write_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from otpdag.answers.summary import Summary
     from otpdag.engine import FitResult
@@ -91,7 +89,7 @@ def fit(
         model = specification.build(table)
     options: dict[str, Any] = {"method": method, "seed": seed, "steps": steps, "restarts": restarts, "device": device}
     options |= {"robust": robust or False, "progress": False if quiet else None, "time_limit": time_limit}
-    options |= {"weights": _weights(table, weights, model), "source": _source(data, sequence=sequence, time=time)}
+    options |= {"weights": weights, "source": _source(data, sequence=sequence, time=time)}
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
     with c.log_lines(quiet=quiet), kept_checkpoint(out_folder, resume=resume) as checkpoint:
         rows = as_steps(table, sequence, time)
@@ -128,22 +126,6 @@ def _fit_into(
     if not quiet:
         print_fit(result, bounds)
         c.say(f"wrote {', '.join(written)} to {folder}")
-
-
-def _weights(frame: pd.DataFrame, column: str | None, model: Model) -> NDArray[np.float64] | str | None:
-    """Of a table the weights; of sequences the column's name, for a weight of each of them is read off its steps."""
-    if column is None:
-        return None
-    if column not in frame.columns:
-        names = ", ".join(map(str, frame.columns))
-        raise DataError(f"--weights names column {column!r}, which the table does not have; it has {names}")
-    if column in model.graph.nodes:
-        raise ModelError(f"--weights names column {column!r}, which is a node of the model; weights need their own")
-    try:
-        each = frame[column].to_numpy(dtype=float)
-    except (TypeError, ValueError):
-        raise DataError(f"--weights column {column!r} must hold numbers") from None
-    return column if model.graph.is_dynamic else each
 
 
 def _source(data: Path, **order: str | None) -> dict[str, str]:

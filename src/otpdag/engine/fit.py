@@ -282,6 +282,8 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
         return TableData.in_parts(model, data, weights=weights, device=device, every_row=every_row)
     data = known_table(data)
     if isinstance(weights, str):
+        if weights in model.graph.nodes:
+            raise DataError(f"weights names column {weights!r}, which is a node of the model; weights need their own")
         split = _sequences_and_weights if model.graph.is_dynamic else _rows_and_weights
         data, weights = split(data, weights)
     if model.graph.is_dynamic:
@@ -294,8 +296,12 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
 def _rows_and_weights(data: Any, column: str) -> tuple[pd.DataFrame, NDArray[Any]]:
     """A frame without its column of weights, and that column."""
     if not isinstance(data, pd.DataFrame) or column not in data.columns:
-        raise DataError(f"weights must be numbers, or name a column of a DataFrame; got {column!r}")
-    return data.drop(columns=column), data[column].to_numpy()
+        known = f"; it has {listed(list(data.columns), show=str)}" if isinstance(data, pd.DataFrame) else ""
+        raise DataError(f"weights must be numbers, or name a column of a DataFrame; got {column!r}{known}")
+    try:
+        return data.drop(columns=column), data[column].to_numpy(dtype=float)
+    except (TypeError, ValueError):
+        raise DataError(f"weights must be numbers; column {column!r} holds others") from None
 
 
 def _sequences_and_weights(data: Any, column: str) -> tuple[Sequences, NDArray[Any]]:
