@@ -15,20 +15,18 @@ import re
 import secrets
 import shutil
 import stat
-import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from otpdag.errors import DataError
 
-if sys.platform != "win32":
-    import fcntl
-
-
 _MARK = ".otpdag-"
 _STAGED, _COMMITTED, _MANIFEST = f"{_MARK}new-", f"{_MARK}committed", f"{_MARK}manifest.json"
 _TEMPORARY = ".tmp"
+_DAY = 86_400.0
+"""Seconds without a write after which an unfinished file is one that its writer left."""
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------
@@ -80,7 +78,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         _remove_abandoned(target)
         beside = target.with_name(f"{_stem_of(target)}{secrets.token_hex(6)}{_TEMPORARY}")
         try:
-            with open(_opened(beside), "wb") as file:
+            with beside.open("xb") as file:
                 if mode is not None:
                     os.chmod(beside, stat.S_IMODE(mode))
                 yield file
@@ -114,38 +112,14 @@ def _stem_of(target: Path) -> str:
     return f"{_MARK}{target.name.encode()[:120].decode(errors='ignore')}-"
 
 
-def _opened(beside: Path) -> int:
-    """A new file, locked as long as its writer lives."""
-    while True:
-        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        _lock(handle, wait=True)
-        if os.fstat(handle).st_nlink:  # else somebody took it for abandoned before it was locked
-            return handle
-        os.close(handle)
-
-
-def _lock(handle: int, *, wait: bool) -> bool:
-    """Lock an open file; whether that succeeded. Without such locks nothing is ever known to be abandoned."""
-    if sys.platform == "win32":
-        return wait
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held by another, or a file system without locks
-        return False
-    return True
-
-
 def _remove_abandoned(target: Path) -> None:
     """Remove what killed writers of the same file left behind."""
     stem = _stem_of(target)
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
-            if entry.name.startswith(stem) and entry.name.endswith(_TEMPORARY):
-                with contextlib.suppress(OSError):
-                    handle = os.open(entry.path, os.O_WRONLY)
-                    if _lock(handle, wait=False):
-                        os.unlink(entry.path)
-                    os.close(handle)
+            is_unfinished = entry.name.startswith(stem) and entry.name.endswith(_TEMPORARY)
+            if is_unfinished and time.time() - entry.stat().st_mtime > _DAY:
+                os.unlink(entry.path)
 
 
 def _sync_folder(folder: Path) -> None:
