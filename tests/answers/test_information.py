@@ -9,7 +9,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.answers import notes
 from otpdag.answers.notes import flat_directions, row_information
-from otpdag.answers.standard_errors import Information, covariance_on_rows, parameter_covariance
+from otpdag.answers.standard_errors import Information, covariance_on_rows, information_at
 from otpdag.data import Schema, encode
 from otpdag.errors import ModelError
 from otpdag.problem import curvature
@@ -28,7 +28,7 @@ def test_differences_of_gradients_are_second_derivatives():
 def test_the_covariance_is_the_inverse_where_the_data_tell_something():
     root = torch.as_tensor(np.random.default_rng(0).normal(size=(4, 3)))
     whole = Information(root.T @ root)
-    torch.testing.assert_close(whole.covariance(), torch.linalg.inv(root.T @ root))
+    torch.testing.assert_close(whole.covariance, torch.linalg.inv(root.T @ root))
     assert whole.flat.shape == (3, 0)
     assert whole.blur == 0.0
 
@@ -37,14 +37,14 @@ def test_directions_that_nothing_is_told_of_have_no_variance():
     flat = torch.tensor([[1.0], [1.0], [0.0]]).double() / 2**0.5
     known = Information(torch.diag(torch.tensor([2.0, 3.0, 4.0]).double())).without(flat)
     torch.testing.assert_close(known.flat.abs(), flat.abs(), atol=1e-6, rtol=0)
-    torch.testing.assert_close(known.covariance() @ flat, torch.zeros(3, 1).double(), atol=1e-8, rtol=0)
-    torch.testing.assert_close(known.covariance(), torch.linalg.pinv(known.matrix), atol=1e-8, rtol=0)
+    torch.testing.assert_close(known.covariance @ flat, torch.zeros(3, 1).double(), atol=1e-8, rtol=0)
+    torch.testing.assert_close(known.covariance, torch.linalg.pinv(known.matrix), atol=1e-8, rtol=0)
 
 
 def test_a_likelihood_without_curvature_is_refused():
     problem, point = solved([], {"x": m.Normal()}, pd.DataFrame({"x": np.random.default_rng(0).normal(size=30)}))
     with pytest.raises(ModelError, match="no finite second derivative"):
-        parameter_covariance(problem, point * torch.nan)
+        information_at(problem, point * torch.nan)
 
 
 def test_rows_of_a_normal_column_tell_of_mean_and_scale_what_fisher_says():

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -57,13 +57,16 @@ def delta_errors(slopes: Tensor, covariance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Information:
-    """Second derivatives of minus the log-likelihood (P, P), and what follows from them.
+    """Second derivatives of minus the log-likelihood (P, P), and what follows from them for the raw parameters.
 
     ``flat`` are directions (P, k) in which the likelihood does not fall: labels of a softmax that only differences of
-    have a meaning, and whatever the data do not tell.
+    have a meaning, and whatever the data do not tell. ``scores`` (N, P), slopes of single rows, make a sandwich.
     """
 
     matrix: Tensor
+    scores: Tensor | None = None
+    knows_flat: bool = False
+    """Whether flat directions were told, rather than found in the matrix."""
 
     def without(self, flat: Tensor) -> Information:
         """The same with no curvature along directions (P, k) that are known to be flat."""
@@ -71,7 +74,7 @@ class Information:
             return self
         basis = torch.linalg.qr(flat).Q
         rest = torch.eye(len(flat)).to(basis) - basis @ basis.mT
-        return Information(rest @ self.matrix @ rest)
+        return replace(self, matrix=rest @ self.matrix @ rest, knows_flat=True)
 
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,7 +103,7 @@ class Information:
         """
         _, values, _ = self._scaled
         flat, others = values[values <= FLAT], values[values > FLAT]
-        if not len(flat) or not len(others):
+        if self.knows_flat or not len(flat) or not len(others):
             return 0.0
         return float((flat.abs().max() / others.min()).sqrt())
 
@@ -110,30 +113,17 @@ class Information:
         values = torch.linalg.eigvalsh(self.matrix)
         return len(values) == 0 or bool(values[0] > -1e-4 * values[-1].abs().clamp(min=1e-300))
 
+    @cached_property
     def covariance(self) -> Tensor:
-        """The inverse along all directions that the data tell (P, P); zero along the others.
+        """The inverse along all directions that the data tell (P, P), or the sandwich; zero along the others.
 
-        >>> Information(torch.diag(torch.tensor([4.0, 1.0]).double())).covariance().diagonal()
+        >>> Information(torch.diag(torch.tensor([4.0, 1.0]).double())).covariance.diagonal()
         tensor([0.2500, 1.0000], dtype=torch.float64)
         """
         unit, values, vectors = self._scaled
-        inverse = torch.where(values > FLAT, 1 / values.clamp(min=FLAT), 0.0)
         root = unit.unsqueeze(1) * vectors
-        return (root * inverse) @ root.mT
-
-
-@dataclass(frozen=True)
-class Covariance:
-    """Of the raw parameters (P, P), with the directions (P, k) that the data do not tell, known up to a ``blur``."""
-
-    matrix: Tensor
-    flat: Tensor
-    blur: float
-    is_maximum: bool
-
-    def errors(self, slopes: Tensor) -> NDArray[np.float64]:
-        """Standard errors of numbers, by their slopes (numbers, P)."""
-        return delta_errors(slopes, self.matrix).numpy()
+        inverse = (root * torch.where(values > FLAT, 1 / values.clamp(min=FLAT), 0.0)) @ root.mT
+        return inverse if self.scores is None else inverse @ (self.scores.mT @ self.scores) @ inverse
 
     def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> NDArray[np.bool_]:
         """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
@@ -141,16 +131,15 @@ class Covariance:
         Those with ``least`` of their slope along such directions, or more where these are known less exactly; ``most``
         is never put down to that.
         """
-        if not self.flat.shape[1]:
+        flat = self.flat
+        if not flat.shape[1]:
             return np.zeros(len(slopes), dtype=bool)
         size = slopes.norm(dim=-1).clamp(min=1e-300)
-        return ((slopes @ self.flat).abs().amax(-1) > max(least, min(self.blur, most)) * size).numpy()
+        return ((slopes @ flat).abs().amax(-1) > max(least, min(self.blur, most)) * size).numpy()
 
 
-def parameter_covariance(
-    problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500
-) -> Covariance:
-    """The covariance of the raw parameters at the end of a fit (1, P), of which there may be so many."""
+def information_at(problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500) -> Information:
+    """What is known of the raw parameters at the end of a fit (1, P), of which there may be so many."""
     if not isinstance(problem, Units) or not problem.is_sum:
         raise ModelError(
             f"{type(problem).__name__} is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
@@ -165,13 +154,8 @@ def parameter_covariance(
         moves = _flat_moves(problem, point)
     if not bool(torch.isfinite(second).all()):
         raise ModelError("the likelihood has no finite second derivative at the estimate")
-    information = Information(second).without(moves)
-    inverse = information.covariance()
-    if errors == "sandwich" or not problem.is_likelihood:
-        scores = _unit_slopes(problem, point)
-        inverse = inverse @ (scores.mT @ scores) @ inverse
-    blur = 0.0 if moves.shape[1] else information.blur
-    return Covariance(inverse, information.flat, blur, information.is_of_maximum)
+    robust = errors == "sandwich" or not problem.is_likelihood
+    return Information(second, _unit_slopes(problem, point) if robust else None).without(moves)
 
 
 def covariance_on_rows(fitted: Fitted, batch: Batch) -> Tensor:
@@ -179,12 +163,12 @@ def covariance_on_rows(fitted: Fitted, batch: Batch) -> Tensor:
     fitted.check_densities("the information of rows")
     shapes = {key: parameter.shape for key, parameter in fitted.structure.parameters().items()}
     problem = row_problem(RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm()), batch, 0)
-    return parameter_covariance(problem, point_of(fitted, shapes)).matrix
+    return information_at(problem, point_of(fitted, shapes)).covariance
 
 
 def likely_points(problem: Problem, point: Tensor, draws: int, *, errors: Errors, seed: int) -> Tensor:
     """Parameters (draws, P) drawn around the end of a fit (1, P); what the data do not tell stays where it is."""
-    values, vectors = torch.linalg.eigh(parameter_covariance(problem, point, errors).matrix)
+    values, vectors = torch.linalg.eigh(information_at(problem, point, errors).covariance)
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(draws, len(values), generator=generator, dtype=values.dtype)
     return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
@@ -229,21 +213,22 @@ def standard_errors(
         (``fixed``, ``reference``, ``at the edge``, ``not identified``), and whether the estimate is a maximum.
     """
     point = point_of(fitted, problem.shapes)
-    covariance = parameter_covariance(problem, point, errors)
+    information = information_at(problem, point, errors)
     table, slopes = without_errors(fitted), _slopes(fitted, problem, point)
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
     named = zip(table["node"], table["parameter"], strict=True)
     parameters = [fitted.structure.mechanisms[str(node)].declared().get(str(name)) for node, name in named]
     largest = slopes.abs().amax(-1) if slopes.numel() else slopes.new_zeros(len(slopes))
-    lines = zip(parameters, table["estimate"], table["note"], covariance.untold(slopes), largest, strict=True)
+    lines = zip(parameters, table["estimate"], table["note"], information.untold(slopes), largest, strict=True)
     table["note"] = [
         note or _note(parameter, float(value), bool(untold), float(slope))
         for parameter, value, note, untold, slope in lines
     ]
-    table["std_error"] = np.where(table["note"] == "", covariance.errors(slopes), np.nan)
+    error = delta_errors(slopes, information.covariance).numpy()
+    table["std_error"] = np.where(table["note"] == "", error, np.nan)
     table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
-    return table, covariance.is_maximum
+    return table, information.is_of_maximum
 
 
 def without_errors(fitted: Fitted) -> pd.DataFrame:

@@ -33,13 +33,7 @@ from otpdag.answers.linear_normal import (
 )
 from otpdag.answers.notes import point_of
 from otpdag.answers.queries import Effect
-from otpdag.answers.standard_errors import (
-    Errors,
-    likely_points,
-    parameter_covariance,
-    standard_errors,
-    without_errors,
-)
+from otpdag.answers.standard_errors import Errors, information_at, likely_points, standard_errors, without_errors
 from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.data import Batch
 from otpdag.engine.method import Method
@@ -291,7 +285,7 @@ class FitResult:
     ) -> Effect:
         """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
         problem = self._deterministic("the interval of an effect needs")
-        covariance = parameter_covariance(problem, point_of(self.model.fitted, problem.shapes), errors).matrix
+        covariance = information_at(problem, point_of(self.model.fitted, problem.shapes), errors).covariance
         own = sum(math.prod(shape) for shape in split_theta(problem.shapes)[0].values())
         return self.model.effect(
             treatment, outcome, values=values, on=on, level=level, covariance=covariance[:own, :own]

@@ -28,7 +28,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from otpdag.answers.notes import point_of
-from otpdag.answers.standard_errors import Errors, parameter_covariance
+from otpdag.answers.standard_errors import Errors, delta_errors, information_at
 from otpdag.data.columns import as_frame
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError, ModelError, listed
@@ -298,17 +298,17 @@ def formula_estimates(
         raise ModelError("the table of formulas needs a fit by likelihood, and errors by 'information' or 'sandwich'")
     problem = result.problem
     point = point_of(result.model.fitted, problem.shapes)
-    covariance = parameter_covariance(problem, point, errors)
+    information = information_at(problem, point, errors)
 
     def listed(flat: Tensor) -> Tensor:
         return _numbers(formulas, problem, problem.naturals(flat.unsqueeze(0)))
 
     slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
-    error = covariance.errors(slopes)
+    error = delta_errors(slopes, information.covariance).numpy()
     free = slopes.abs().amax(-1).numpy() > 1e-9  # what is given moves by rounding only
     table = pd.DataFrame(_lines(formulas), columns=["left", "operator", "right"])
     table["estimate"] = listed(point[0]).detach().numpy()
-    table["std_error"] = np.where(free & ~covariance.untold(slopes), error, np.nan)
+    table["std_error"] = np.where(free & ~information.untold(slopes), error, np.nan)
     reach = float(norm.ppf((1 + level) / 2))
     table["lower"] = table["estimate"] - reach * table["std_error"]
     table["upper"] = table["estimate"] + reach * table["std_error"]
