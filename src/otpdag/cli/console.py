@@ -5,14 +5,12 @@ Nothing here imports torch or pandas: help and usage errors come at once. Comman
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
 import math
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -97,23 +95,6 @@ def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and the end."""
     _err().print(f"[bold red]error:[/] {escape(printable(' '.join(message.split())))}")
     sys.exit(code)
-
-
-@contextlib.contextmanager
-def log_lines(*, quiet: bool) -> Iterator[None]:
-    """Show what the library logs where there is no terminal for a progress bar: a line now and then."""
-    if quiet or sys.stderr.isatty():
-        yield
-        return
-    logger, handler = logging.getLogger("otpdag"), logging.StreamHandler(sys.stderr)
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 def note_written(path: Path) -> None:

@@ -88,10 +88,10 @@ def fit(
         warnings.simplefilter("always", ColumnTypeWarning)
         model = specification.build(table)
     options: dict[str, Any] = {"method": method, "seed": seed, "steps": steps, "restarts": restarts, "device": device}
-    options |= {"robust": robust or False, "progress": False if quiet else None, "time_limit": time_limit}
+    options |= {"robust": robust or False, "progress": not quiet, "time_limit": time_limit}
     options |= {"weights": weights, "source": _source(data, sequence=sequence, time=time)}
     check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with c.log_lines(quiet=quiet), kept_checkpoint(out_folder, resume=resume) as checkpoint:
+    with kept_checkpoint(out_folder, resume=resume) as checkpoint:
         rows = as_steps(table, sequence, time)
         _fit_into(out_folder, model, rows, checkpoint, draws=intervals, quiet=quiet, doubts=doubts, **options)
 

@@ -414,7 +414,7 @@ class Reading:
         if self.weight_column is None and self.weights is None:
             return batch
         if self.weights is None:
-            own = _weights_of(frame, self.weight_column)
+            own = weights_in(frame, self.weight_column)
         else:
             own = self.weights[first : first + batch.rows] if rows is None else self.weights[first + rows]
         return replace(batch, weight=torch.from_numpy(self.unit * own)[None])
@@ -533,7 +533,7 @@ def _first_look(
 ) -> tuple[int, dict[str, pd.Series[Any]], float]:
     """Rows, distinct values of categories (no more than so many: more are refused anyway), and the total weight."""
     levels = {node: frame[column.names[0]].dropna().drop_duplicates() for node, column in categories.items()}
-    total = float(len(frame)) if weight is None else float(_weights_of(frame, weight).sum())
+    total = float(len(frame)) if weight is None else float(weights_in(frame, weight).sum())
     return len(frame), {node: one.iloc[:most] for node, one in levels.items()}, total
 
 
@@ -562,7 +562,8 @@ def _distinct_part(frame: pd.DataFrame, number: int, reading: Reading) -> Batch:
     return unique_rows(reading.batch(frame, number), shrink=1.0)
 
 
-def _weights_of(frame: pd.DataFrame, column: str | None) -> Floats:
+def weights_in(frame: pd.DataFrame, column: str | None) -> Floats:
+    """The weights that a column holds."""
     series = frame[column]
     try:
         own = series.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -20,7 +20,7 @@ from scipy import sparse
 
 from otpdag.data import Documents, Images, Sequences
 from otpdag.data.columns import known_table
-from otpdag.data.parts import is_partitioned
+from otpdag.data.parts import is_partitioned, weights_in
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal, fingerprint
 from otpdag.engine.data_kind import DataKind, ImageData, Layout, TableData
@@ -298,10 +298,7 @@ def _rows_and_weights(data: Any, column: str) -> tuple[pd.DataFrame, NDArray[Any
     if not isinstance(data, pd.DataFrame) or column not in data.columns:
         known = f"; it has {listed(list(data.columns), show=str)}" if isinstance(data, pd.DataFrame) else ""
         raise DataError(f"weights must be numbers, or name a column of a DataFrame; got {column!r}{known}")
-    try:
-        return data.drop(columns=column), data[column].to_numpy(dtype=float)
-    except (TypeError, ValueError):
-        raise DataError(f"weights must be numbers; column {column!r} holds others") from None
+    return data.drop(columns=column), weights_in(data, column)
 
 
 def _sequences_and_weights(data: Any, column: str) -> tuple[Sequences, NDArray[Any]]:

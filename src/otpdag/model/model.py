@@ -457,25 +457,17 @@ class Model(ModelBase):
         return table
 
     def _given_for(self, settings: Mapping[str, Any], given: Table | None, rows: int) -> dict[str, Tensor]:
-        """Values of the Given nodes that no intervention sets."""
+        """Values of the Given nodes that no intervention sets; values that a draw would ignore are refused."""
         needed = [node for node in self.structure.given if node not in settings]
         given = None if given is None else known_table(given)
-        self._check_used(given, needed)
-        return self._given_values(given, rows, needed)
-
-    def _check_used(self, given: Table | None, needed: Sequence[str]) -> None:
-        """Refuse values that a draw would ignore: of nodes that are not Given, or that ``do`` sets as well."""
-        if given is None:
-            return
         hint = "do={...} sets a node; posterior and impute draw given what rows show"
-        if not needed:
+        if given is not None and not needed:
             raise ModelError(f"given would not be used: no node of the model is Given (or do sets them all); {hint}")
-        if not isinstance(given, pd.DataFrame | Mapping):
-            return
-        schema = self._known_schema()
+        shown = given if isinstance(given, pd.DataFrame | Mapping) else ()
         for node in self.graph.nodes:
-            if node not in needed and any(name in given for name in (node, *schema[node].names)):
+            if node not in needed and any(name in shown for name in (node, *self._known_schema()[node].names)):
                 raise ModelError(f"given would not be used for node {node!r}, which is not Given or set by do; {hint}")
+        return self._given_values(given, rows, needed)
 
     def posterior(
         self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0, partial: bool = False
