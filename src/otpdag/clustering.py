@@ -27,22 +27,16 @@ def k_means(columns: Array, size: int, generator: np.random.Generator, steps: in
     ([0.5, 10.5], 0.25)
     """
     centres = move_centres(columns, spread_centres(columns, min(size, len(columns)), generator), steps)
-    if columns.shape[1] == 1:
-        return centres, float(np.square(columns[:, 0] - centres[nearest(columns, centres), 0]).mean())
     return centres, float(squared_distances(columns, centres).min(1).mean())
 
 
 def nearest(columns: Array, centres: Array) -> npt.NDArray[np.intp]:
-    """The number of the centre (K, D) that each point (N, D) is nearest to; on a line it lies between two middles.
+    """The number of the centre (K, D) that each point (N, D) is nearest to.
 
     >>> nearest(np.array([[0.0], [4.0], [9.0]]), np.array([[10.0], [1.0]])).tolist()
     [1, 1, 0]
     """
-    if columns.shape[1] > 1:
-        return squared_distances(columns, centres).argmin(1)
-    order = np.argsort(centres[:, 0], kind="stable")
-    ordered = centres[order, 0]
-    return order[np.searchsorted((ordered[1:] + ordered[:-1]) / 2, columns[:, 0])]
+    return squared_distances(columns, centres).argmin(1)
 
 
 def move_centres(columns: Array, centres: Array, steps: int) -> Array:
@@ -56,41 +50,16 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     Returns:
         The moved centres.
     """
-    if columns.shape[1] == 1:
-        return _move_on_line(columns[:, 0], centres[:, 0], steps)[:, None]
     lengths = _squared_lengths(columns)
     for _ in range(steps):
         labels = _distances(columns, lengths, centres).argmin(1)
         member = np.eye(len(centres), dtype=columns.dtype)[labels]
         counts = member.sum(0)
         moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
-        if _have_settled(centres, moved):
+        if np.allclose(moved, centres):
             break
         centres = moved
     return centres
-
-
-def _move_on_line(points: Array, centres: Array, steps: int) -> Array:
-    """The same in one dimension, where a centre's points lie side by side: sums of sorted points tell their mean."""
-    points = np.sort(points)
-    sums = np.concatenate([np.zeros(1), np.cumsum(points, dtype=np.float64)])
-    edges = np.zeros(len(centres) + 1, dtype=np.intp)
-    edges[-1] = len(points)
-    for _ in range(steps):
-        order = np.argsort(centres, kind="stable")
-        ordered = centres[order]
-        edges[1:-1] = np.searchsorted(points, (ordered[1:] + ordered[:-1]) / 2, side="right")
-        counts, ends = edges[1:] - edges[:-1], sums[edges]
-        moved = np.empty_like(centres)
-        moved[order] = np.where(counts > 0, (ends[1:] - ends[:-1]) / np.maximum(counts, 1), ordered)
-        if _have_settled(centres, moved):
-            break
-        centres = moved
-    return centres
-
-
-def _have_settled(centres: Array, moved: Array) -> bool:
-    return bool((np.abs(moved - centres) <= 1e-8 + 1e-5 * np.abs(centres)).all())
 
 
 def spread_centres(columns: Array, size: int, generator: np.random.Generator) -> Array:

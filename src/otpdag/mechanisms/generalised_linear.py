@@ -50,9 +50,6 @@ class Link:
         centre = (weight * target).sum(0) / weight.sum(0).clamp(min=1e-12)
         eta = self.line((0.5 * (target + centre)).clamp(*self.inside))
         found = least_squares(config, values, eta, weight * self.precision(self.mean(eta)), offset)
-        if not values.shape[1] and len(offset) == 1:
-            config, target, weight = _merged(config, target, weight)
-            values = values[: len(target)]
         for _ in range(self.steps - 1):
             eta = (offset + config @ found[0] + values @ found[1]).clamp(-self.largest, self.largest)
             mean = self.mean(eta)
@@ -61,23 +58,6 @@ class Link:
             if torch.allclose(torch.cat(found), torch.cat(before), rtol=0.0, atol=self.settled):
                 break
         return found
-
-
-def _merged(config: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of equal configurations as one row with their mean, where rows with the same likeliest entry are equal.
-
-    From there on a prediction is that of a configuration, and rows are read through the sums of their targets alone.
-    """
-    if not config.shape[1]:
-        return config, target, weight
-    label = config.argmax(-1)
-    first = torch.zeros(config.shape[1], dtype=torch.long).scatter_(0, label, torch.arange(len(label)))
-    if not bool((config == config[first[label]]).all()):
-        return config, target, weight
-    met = torch.unique(label)
-    total = weight.new_zeros(config.shape[1], weight.shape[1]).index_add_(0, label, weight)[met]
-    sums = target.new_zeros(config.shape[1], target.shape[1]).index_add_(0, label, weight * target)[met]
-    return config[first[met]], torch.where(total > 0, sums / total.clamp(min=1e-300), 0.0), total
 
 
 def softmax(
