@@ -196,20 +196,3 @@ def test_every_step_is_a_weighted_regression_of_the_working_response(name, steps
     found = replace(link, steps=steps).fit(*tensors)
     np.testing.assert_allclose(found[0], table, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(found[1], slopes, rtol=1e-6, atol=1e-8)
-
-
-def test_rows_of_a_configuration_become_one_with_their_mean():
-    config = torch.eye(3).double()[torch.tensor([0, 2, 0, 2, 2])]
-    target = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]]).double()
-    weight = torch.tensor([[1.0], [1.0], [3.0], [0.0], [1.0]]).double()
-    rows, mean, total = r._merged(config, target, weight)
-    assert rows.tolist() == torch.eye(3)[[0, 2]].tolist()
-    assert total.tolist() == [[4.0], [2.0]]
-    assert mean.tolist() == [[13 / 4], [9.0]]
-    nothing = r._merged(config, target, 0 * weight)
-    assert nothing[1].tolist() == [[0.0], [0.0]]
-    soft = config.clone()
-    soft[2] = torch.tensor([0.9, 0.1, 0.0])
-    assert r._merged(soft, target, weight)[0] is soft
-    bare = config[:, :0]
-    assert r._merged(bare, target, weight)[1] is target
