@@ -238,8 +238,6 @@ def test_methods_are_what_their_names_say():
     assert paper.optimiser == Adam(steps=2 * 7 * 3, **in_turn)  # epochs of three batches, encoder and topics on each
     assert paper.objective.push_forward.eta == 1e-4
     assert topic_method("paper", documents=120, prior=0.1).objective.push_forward.eta == 1e-1
-    with pytest.raises(ModelError, match="method must be 'auto', 'likelihood', 'transport', 'paper' or a Method"):
-        topic_method("best", documents=120)
 
 
 def test_other_evaluations_are_refused():

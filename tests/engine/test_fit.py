@@ -411,7 +411,7 @@ def test_a_loss_that_is_not_finite_is_reported_and_the_start_kept(optimiser):
 def test_arguments_that_mean_nothing_are_refused():
     model, table = mixture_model(), mixture_table(30)
     for options, message in (
-        ({"method": "magic"}, "method must be 'auto', 'paper', 'transport', 'likelihood'.*got 'magic'"),
+        ({"method": "magic"}, "method must be 'auto', 'likelihood', 'transport', 'paper'.*got 'magic'"),
         ({"restarts": 0}, "restarts must be a whole number of at least 1; got 0"),
         ({"seed": -1}, r"seed must be a non-negative integer below 2\^63; got -1"),
         ({"seed": 0.5}, r"seed must be a non-negative integer below 2\^63; got 0.5"),

@@ -305,7 +305,7 @@ def test_documents_of_one_word_have_no_pairs():
     ("options", "message"),
     [
         ({"n_components": 0}, "n_components must be a whole number of at least 1; got 0"),
-        ({"method": "em"}, "method must be one of 'auto', 'likelihood', 'transport', 'paper'; got 'em'"),
+        ({"method": "em"}, "method must be one of 'auto', 'likelihood', 'transport', 'paper', 'entropic'; got 'em'"),
         ({"topics": "free"}, "topics must be one of 'fixed', 'dirichlet'; got 'free'"),
         ({"method": "transport", "topics": "dirichlet"}, "topics='dirichlet' needs"),
         ({"alpha": -1.0}, "alpha must be a positive number"),

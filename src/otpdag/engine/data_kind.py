@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -152,8 +152,10 @@ class DataKind(ABC):
         """Roughly the size of the largest tensors of a step, by which threads are bounded; None leaves them alone."""
         return 1
 
-    def check_robust(self, method: Method) -> None:  # noqa: B027
-        """Refuse to leave out units where that has no meaning, of data that honour ``robust``."""
+    def check_robust(self, method: Method) -> None:
+        """Refuse to leave out units where that has no meaning: it goes by their likelihood."""
+        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
+            raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Numbers for each unit of the problem, in the order in which the units were given."""
@@ -183,8 +185,6 @@ class DataKind(ABC):
 def named_method(name: str) -> Method:
     """A method by its name."""
     named: dict[str, Callable[[], Method]] = {"paper": paper, "transport": transport, "likelihood": likelihood}
-    if name not in named:
-        raise ModelError(f"method must be 'auto', {', '.join(map(repr, named))} or a Method; got {name!r}")
     return named[name]()
 
 
@@ -341,9 +341,8 @@ class TableData(DataKind):
             )
 
     def check_robust(self, method: Method) -> None:
-        """Rows are left out by their likelihood."""
-        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
-            raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
+        """Rows are left out by their likelihood, of a table in memory."""
+        super().check_robust(method)
         if self.parts is not None:
             raise ModelError("robust='outliers' is not for tables in parts: fit a random part of the rows in memory")
 

@@ -383,8 +383,6 @@ def _chosen(kind: DataKind, method: str | Method, robust: str | None) -> Method:
         return misfit(given_weights=_weights_are_given(kind.model.structure))
     if isinstance(method, Method):
         return method
-    if not isinstance(method, str):
-        raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {method!r}")
     return kind.named(current_name(method))
 
 

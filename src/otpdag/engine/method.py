@@ -89,11 +89,13 @@ class Method:
         return replace(self, optimiser=replace(cast(Any, self.optimiser), steps=steps))
 
 
-def current_name(method: str) -> str:
-    """A name of a method as it is now, with a warning where it has changed."""
+def current_name(method: object) -> str:
+    """A name of a method as it is now, with a warning where it has changed; what is none is refused."""
     if method == "entropic":
         warnings.warn("method='entropic' is called 'likelihood' now", DeprecationWarning, stacklevel=4)
         return "likelihood"
+    if not isinstance(method, str) or method not in ("auto", "likelihood", "transport", "paper"):
+        raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {method!r}")
     return method
 
 

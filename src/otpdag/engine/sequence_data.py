@@ -147,8 +147,7 @@ class SequenceData(DataKind):
 
     def check_robust(self, method: Method) -> None:
         """Whole sequences are left out, by their likelihood."""
-        if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
-            raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
+        super().check_robust(method)
         if self.structure.hidden_numbers:
             raise ModelError("robust='outliers' is for sequences whose hidden nodes are categories")
         many = len(self.batch.lengths)

@@ -218,7 +218,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _check(self) -> None:
         self._check_counts("n_components", "batch_size", "n_init", "max_iter")
-        check_choice("method", current_name(self.method), ("auto", "likelihood", "transport", "paper"))
+        check_choice("method", self.method, ("auto", "likelihood", "transport", "paper", "entropic"))
         check_choice("topics", self.topics, ("fixed", "dirichlet"))
         if self.topics == "dirichlet" and self.method == "transport":
             raise ModelError("topics='dirichlet' needs 'likelihood' or 'paper': pairs of words only show the mean")
