@@ -12,9 +12,8 @@ from otpdag import mechanisms as m
 from otpdag.backward import RowCode
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.learned.sequence_map import PREFIX, BidirectionalMap
+from otpdag.learned.sequence_map import PREFIX, Adjustment, BidirectionalMap, SequenceMap
 from otpdag.learned.sequence_steps import Cuts
-from otpdag.learned.smoother import Adjustment, SequenceMap
 from otpdag.likelihood.chain_layout import one_block
 from tests.dynamic_models import poisson_steps
 

@@ -6,7 +6,7 @@ import torch
 from scipy import special, stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.multinomial import _fit_topics, _Tree
+from otpdag.mechanisms.categorical import _fit_topics, _Tree
 from otpdag.mechanisms.parameters import Axis
 from otpdag.spaces import Discrete, Real, Simplex
 

@@ -30,8 +30,7 @@ from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
-from otpdag.learned.sequence_map import BidirectionalMap
-from otpdag.learned.smoother import SequenceMap
+from otpdag.learned.sequence_map import BidirectionalMap, SequenceMap
 from otpdag.likelihood.partitioned_problem import (
     BLOCKS_FROM,
     FROM_ROWS,

@@ -21,10 +21,9 @@ from otpdag.engine.method import Method, likelihood, transport
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn
-from otpdag.learned.sequence_map import BidirectionalMap
+from otpdag.learned.sequence_map import BidirectionalMap, SequenceMap
 from otpdag.learned.sequence_problems import PieceProblem, number_problem, piece_problem
 from otpdag.learned.sequence_steps import CONTEXT, check_context
-from otpdag.learned.smoother import SequenceMap
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.starts import complete_steps, step_weights
 from otpdag.matching.windows import check_windows, window_problem

@@ -23,9 +23,8 @@ from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
 from otpdag.learned.sampled import Draw, family, noise_family, rebuild
-from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals
+from otpdag.learned.sequence_map import BidirectionalMap, ChainMarginals, SequenceDraw, SequenceMap
 from otpdag.learned.sequence_steps import Cuts, Steps
-from otpdag.learned.smoother import SequenceDraw, SequenceMap
 from otpdag.likelihood.chain_layout import Chain, Linear, Potentials, one_block, potentials
 from otpdag.likelihood.chain_messages import marginals
 from otpdag.likelihood.chain_problem import expected_log_potential

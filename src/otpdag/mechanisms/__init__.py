@@ -1,13 +1,12 @@
 """Mechanisms: how a node's value comes from its parents and its noise."""
 
 from otpdag.mechanisms.base import Family, Mechanism, Noise, from_spec, register
-from otpdag.mechanisms.categorical import Bernoulli, Categorical, StayOrMove
+from otpdag.mechanisms.categorical import Bernoulli, Categorical, Multinomial, StayOrMove
 from otpdag.mechanisms.codebook import Codebook, Codes, Quantized
 from otpdag.mechanisms.decoder import Decoder
 from otpdag.mechanisms.deterministic import Deterministic, Given
 from otpdag.mechanisms.dirichlet import Dirichlet
 from otpdag.mechanisms.generalised_linear import Beta, Gamma, NegativeBinomial, Poisson
-from otpdag.mechanisms.multinomial import Multinomial
 from otpdag.mechanisms.multivariate_normal import MultivariateNormal
 from otpdag.mechanisms.normal import LogNormal, Normal, StudentT
 from otpdag.mechanisms.parameters import Axis, start, tie
