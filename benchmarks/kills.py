@@ -125,12 +125,11 @@ Case = tuple[Callable[[], otp.Model], Any, dict[str, Any]]
 
 def _cases(seed: int) -> list[Case]:
     table, rng = _table(seed), np.random.default_rng(seed)
-    features = otp.divergences.WhitenedFeatures(features=40)
     quick = otp.SearchSchedule(short_rows=100, short_steps=6, finalists=2, finalist_steps=3)
     chain = np.repeat(rng.integers(0, 2, 40), 10).reshape(10, 40) * 3 + rng.poisson(2, (10, 40))
     return [
         (_mixture, table, {"restarts": 4, "course": quick}),
-        (_mixture, table, {"method": otp.transport(features=features), "restarts": 3, "course": quick}),
+        (_mixture, table, {"method": otp.transport(points=128), "restarts": 3, "course": quick}),
         (_mixture, table, {"method": otp.paper(steps=60, batch_size=32), "restarts": 2}),
         (_factor, table, {"method": otp.entropic(steps=30), "restarts": 2, "course": quick}),
         (_hidden_markov, chain, {"restarts": 3}),

@@ -31,8 +31,8 @@ from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, t
 from benchmarks.random_graphs import declare, hidden_tree, mixed_world
 from otpdag import datasets, divergences, estimators
 from otpdag import mechanisms as m
-from otpdag.engine import EM, Adam, Deterministic
-from otpdag.objective import ClosedForm, Direct, Drawn, Objective, PushForward, TopicSweeps
+from otpdag.engine import EM, Adam
+from otpdag.objective import Drawn, Objective, PushForward, TopicSweeps
 
 SAME_LOSS = 1e-6
 MOST_TIME = 1.1  # times as long as before, all together
@@ -492,7 +492,6 @@ def selected(criterion: str, s: Streams) -> Work:
 
 MARGINAL = otp.Method("marginal", Objective(eps=1.0), Drawn(noise="marginal", batch_size=128), Adam(steps=STEPS))
 ABDUCTED = otp.Method("abducted", Objective(push_forward=PushForward(0.5)), Drawn(noise="abducted"), Adam(steps=STEPS))
-BOTH = otp.Method("both", Objective(eps=1.0, direct=Direct(kappa=0.1)), ClosedForm(), Deterministic(steps=200))
 BACKWARD, PAPER = otp.transport("backward", steps=STEPS, batch_size=128), otp.paper(steps=STEPS)
 LOCAL = otp.paper(scope="local", divergence=divergences.Sinkhorn(), steps=20, eps=0.1)
 SMALL = otp.entropic(sums=otp.backward.SumSizes(largest_table=4))
@@ -532,7 +531,6 @@ BUILDS: dict[str, Build] = {
     "eps_half": partial(mixture, probs=[0.5, 0.3, 0.2], method=otp.entropic(eps=0.5, reference="uniform")),
     "eta": partial(mixture, method=otp.entropic(eta=0.5), restarts=2),
     "eta_factor": partial(factors, 1, method=otp.entropic(eta=0.5), restarts=2),
-    "entropic_and_direct": partial(mixed_dag, method=BOTH, restarts=2),
     "transport": partial(mixed, 6, 0.0, method="transport"),
     "transport_gaps": partial(mixed, 6, GAPS, method="transport"),
     "transport_factor": partial(factors, 1, method="transport"),

@@ -22,14 +22,6 @@ DEFAULTS = {
     },
     "divergences.SlicedWasserstein": {"projections": 50, "p": 2.0},
     "divergences.Wasserstein": {"p": 1.0, "workers": 2},
-    "divergences.WhitenedFeatures": {
-        "features": 500,
-        "largest_subset": 4,
-        "bandwidths": (0.5, 1.0, 2.0, 4.0),
-        "ridge": 0.001,
-        "model_ridge": 1e-05,
-        "seed": 0,
-    },
     "mechanisms.Beta": {"dim": 1},
     "mechanisms.Categorical": {"size": 2},
     "mechanisms.Dirichlet": {"laplace": False},
@@ -56,7 +48,7 @@ DEFAULTS = {
         "memory": 134217728,
     },
     "objective.ClosedForm": {"reference": "model"},
-    "objective.Direct": {"kappa": 1.0, "refinements": 1, "window": 3},
+    "objective.Direct": {"points": 1024, "states": 256, "steps": 25, "draws": 4, "rounds": 30, "window": 3},
     "objective.Drawn": {
         "noise": "sampled",
         "scope": "joint",
@@ -115,7 +107,7 @@ DEFAULTS = {
         "batch_size": 128,
         "learning_rate": 0.02,
     },
-    "engine.transport": {"route": "direct", "refinements": 1},
+    "engine.transport": {"route": "direct"},
 }
 
 

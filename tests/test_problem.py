@@ -33,16 +33,15 @@ from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import GraphProblem
 from otpdag.likelihood.state_problem import StateProblem
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem
-from otpdag.matching.direct import DirectProblem, DrawnWithDirect, WithDirect
-from otpdag.matching.mean_features import feature_columns
-from otpdag.matching.windows import WindowProblem
+from otpdag.matching.transport_rows import TransportRows
+from otpdag.matching.windows import TransportWindows
 from otpdag.noise import Streams
 from otpdag.objective import Encoded
 from otpdag.problem import LossTerms, Minibatched, Problem, Units, units_of
-from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real
 
-FEATURES = otp.divergences.WhitenedFeatures(features=20)
+FEW_POINTS = otp.transport(divergence=otp.divergences.SlicedWasserstein(20, p=1.0), points=64)
 
 # -- models -----------------------------------------------------------------------------------------------------------
 
@@ -133,8 +132,6 @@ def images():
     return otp.Images(np.random.default_rng(5).random((30, 6)))
 
 
-BOTH = Method("both", Objective(eps=0.8, direct=Direct(features=FEATURES)), ClosedForm())
-DRAWN_TOO = replace(otp.paper(batch_size=16), objective=replace(BOTH.objective, eps=0.0))
 LABEL, NUMBER = {"z": m.Categorical(2)}, {"u": m.Normal()}
 TWO = {"u": m.Normal(), "v": m.Normal()}
 
@@ -144,15 +141,13 @@ MADE = {
     "rows on a grid": (lambda: table_model(NUMBER), table, otp.entropic(), GraphProblem),
     "rows with two numbers": (lambda: table_model(TWO), table, otp.entropic(), GraphProblem),
     "rows pushed forward": (lambda: table_model(LABEL), table, otp.entropic(eta=0.5), GraphProblem),
-    "rows compared": (lambda: table_model(LABEL), table, otp.transport(features=FEATURES), DirectProblem),
-    "rows in both ways": (lambda: table_model(LABEL | NUMBER), table, BOTH, WithDirect),
-    "drawn rows, compared": (lambda: table_model(LABEL), table, DRAWN_TOO, DrawnWithDirect),
+    "rows compared": (lambda: table_model(LABEL), table, FEW_POINTS, TransportRows),
     "rows summed up": (lines_model, lines_table, otp.entropic(), MomentProblem),
     "rows along the graph": (counted_model, counted_table, otp.entropic(), GraphProblem),
     "drawn rows": (lambda: table_model(LABEL | NUMBER), table, otp.paper(batch_size=16), DrawnRows),
     "abducted rows": (lambda: table_model(NUMBER), table, otp.transport("backward", batch_size=16), DrawnRows),
     "chain": (hmm, counts, otp.entropic(), ChainProblem),
-    "windows": (hmm, counts, otp.transport(features=FEATURES), WindowProblem),
+    "windows": (hmm, counts, FEW_POINTS, TransportWindows),
     "hidden numbers": (state_space, series, otp.entropic(), NumberProblem),
     "switching": (lambda: state_space(switching=True), series, otp.entropic(), NumberProblem),
     "pieces": (hmm, counts, otp.paper(batch_size=64), PieceProblem),
@@ -374,19 +369,20 @@ def test_weights_of_rows_are_repetitions(hidden, method):
 
 
 def test_weights_of_compared_rows_are_repetitions():
-    """Features stay where the data placed them; their means are those of the repeated rows."""
-    model, frame = table_model(LABEL), table()
-    problem, layout, batch = laid_out(model, frame, otp.transport(features=FEATURES))
+    """Units, directions and points stay as the data chose them; rows that count twice stand there twice."""
+    model, frame = table_model(LABEL), table(missing=0.0)
+    problem, layout, batch = laid_out(model, frame, FEW_POINTS)
     times = np.random.default_rng(7).integers(0, 4, len(frame))
-    weighted = problem.reweighted(torch.as_tensor(times, dtype=torch.float64).unsqueeze(0))
-    repeated = batch.take(torch.as_tensor(np.repeat(np.arange(len(frame)), times)))
-    expected = problem.features.mean_of(feature_columns(layout.structure, repeated), repeated.weight)
-    torch.testing.assert_close(weighted.features.mean, expected)
     points = starts(layout, batch)
-    assert not torch.allclose(weighted.loss(points).total, problem.loss(points).total)
+    weighted = problem.laid_out_for(points).reweighted(torch.as_tensor(times, dtype=torch.float64).unsqueeze(0))
+    repeated = batch.take(torch.as_tensor(np.repeat(np.arange(len(frame)), times)))
+    rows = replace(weighted.compared, rows=problem.columns.of_values(repeated.values), weight=repeated.weight)
+    expected = replace(weighted, compared=rows).loss(points).total
+    torch.testing.assert_close(weighted.loss(points).total, expected)
+    assert not torch.allclose(expected, problem.laid_out_for(points).loss(points).total)
 
 
-@pytest.mark.parametrize("name", ["rows", "rows compared", "rows in both ways", "chain"])
+@pytest.mark.parametrize("name", ["rows", "rows compared", "chain"])
 def test_weights_multiply(name):
     """Weighting twice is weighting by the product, and the problem's own weights say so."""
     problem, points = made(name)

@@ -3,6 +3,7 @@
 import pytest
 
 from otpdag.costs import Euclidean
+from otpdag.divergences import SlicedWasserstein
 from otpdag.errors import ModelError
 from otpdag.objective import Drawn
 from otpdag.schedules import Linear
@@ -37,8 +38,8 @@ def test_a_likelihood_has_eps_and_nothing_to_push(objective, is_likelihood):
     [
         (lambda: Objective(reconstruction=-1.0), "reconstruction must not be negative; got -1.0"),
         (lambda: Objective(reconstruction=0.0), "the objective has no term"),
-        (lambda: Direct(kappa=0.0), "kappa must be above zero, or the direct term left out; got 0.0"),
-        (lambda: Direct(kappa=float("nan")), "kappa must be above zero"),
+        (lambda: Direct(points=0), "points must be at least 1; got 0"),
+        (lambda: Direct(SlicedWasserstein(p=3.0)), "p must be 1 or 2"),
         (lambda: ClosedForm(reference="even"), "reference must be one of 'model', 'uniform'; got 'even'"),
         (lambda: Drawn(noise="none"), "noise must be one of 'sampled', 'abducted', 'marginal'; got 'none'"),
         (lambda: Drawn(scope="all"), "scope must be one of 'joint', 'local'; got 'all'"),
@@ -59,3 +60,9 @@ def test_settings_that_mean_nothing_are_refused(build, message):
 def test_one_term_is_enough():
     for terms in ({"push_forward": PushForward()}, {"direct": Direct()}):
         assert Objective(reconstruction=0.0, **terms).at(1.0).reconstruction == 0.0
+
+
+@pytest.mark.parametrize("terms", [{"reconstruction": 1.0}, {"reconstruction": 0.0, "push_forward": PushForward()}])
+def test_the_direct_term_stands_alone(terms):
+    with pytest.raises(ModelError, match="the direct term stands alone"):
+        Objective(direct=Direct(), **terms)

@@ -1,6 +1,8 @@
 r"""What an objective is made of: its terms with their weights, and how it is evaluated.
 
-.. math:: \text{reconstruction} + \eta\, \text{push-forward} + \epsilon\, \text{entropic} + \kappa\, \text{direct}
+.. math:: \text{reconstruction} + \eta\, \text{push-forward} + \epsilon\, \text{entropic}
+
+Or, alone, the direct term: a transport cost between data and model.
 """
 
 from __future__ import annotations
@@ -9,9 +11,8 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from otpdag.divergences import Energy
+from otpdag.divergences import Energy, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.errors import ModelError, check_choice
 from otpdag.schedules import Schedule
 
@@ -34,96 +35,45 @@ class PushForward:
     divergence: AbstractDivergence = field(default_factory=Energy)
 
 
-@dataclass(frozen=True)
-class PointSizes:
-    """How many points stand for the model's inner nodes: those that observed ones hang below.
-
-    Args:
-        few: Points in every step of a fit, joint states times noise.
-        many: Points where a mean is taken once, at an estimate: errors of a thousandth of a feature's spread.
-        thinned: Points in every step once an estimate tells which of them count, where counts have many.
-        states: Joint states of categories and counts that are listed; of more, some are drawn.
-        counts: Values of a count; beyond, every few stand for all.
-        noise: Most quasi-random points, for each state, of several numbers.
-        fewest: Least such points.
-        grid: Points of a single number.
-        grid_with_counts: The same beside a count: how likely a large one is changes fast with the number.
-    """
-
-    few: int = 4096
-    many: int = 16_384
-    thinned: int = 2048
-    states: int = 4096
-    counts: int = 96
-    noise: int = 512
-    fewest: int = 8
-    grid: int = 48
-    grid_with_counts: int = 160
-
-
-@dataclass(frozen=True)
-class Completion:
-    """How rows with gaps are filled in by the model at an estimate, and how often, until both agree.
-
-    Args:
-        draws: Of a row, at least and at most.
-        drawn_rows: Draws of all rows, between these.
-        fewest_effective: Share of the draws that must still count; below, rows are drawn anew. A mean over few draws
-            that are weighed falls short of the change that the weights stand for, by about the change over their
-            number, and what is missing of the information multiplies that: with half of the draws of 16 it was as
-            large as the standard errors.
-        most: How often rows may be completed anew; few suffice unless most of the information is missing.
-        first: How often before weights of features change: with the first weights it may take forty times to end
-            elsewhere.
-        settled: Squared change of an estimate, in standard errors, below which completing rows anew is of no use. What
-            is left to go is the change divided by the share of information that is there, perhaps a tenth: a change of
-            a thirtieth of a standard error would leave a third of one.
-        settled_roughly: The same before weights of features change.
-        settled_resample: The same of one of many resampled estimates.
-    """
-
-    draws: tuple[int, int] = (8, 16)
-    drawn_rows: int = 32_000
-    fewest_effective: float = 0.9
-    most: int = 40
-    first: int = 3
-    settled: float = 1e-5
-    settled_roughly: float = 0.01
-    settled_resample: float = 0.03
+def _sliced() -> AbstractDivergence:
+    return SlicedWasserstein(projections=100, p=1.0)
 
 
 @dataclass(frozen=True)
 class Direct:
-    """The left side of Theorem 1: the data against the model, in the space of what is observed.
+    """The left side of Theorem 1: a transport cost between the data and points of the model, where it is observed.
 
     Args:
-        kappa: The weight.
-        features: What compares the two.
-        refinements: How often features are whitened anew, by the model's own covariance, and the fit continued; not of
-            sequences.
-        window: Of sequences: neighbouring steps that are compared together, fewer where states are many. Two already
-            tell transitions and emissions apart.
-        points: Of rows: how many points stand for the model.
-        completion: Of rows: how gaps are filled in.
-        whitening_rows: Rows drawn from the model for the covariance of its features: thirty times as many as there are
-            features by default. Chance in the weights adds features over rows to the variance of estimates, and more
-            where gaps leave less to know.
+        divergence: The transport cost. Sliced, with p of 1 or 2, its directions follow the neighbourhoods of the graph;
+            any other divergence of weighted samples compares whole rows.
+        points: Points that stand for the model.
+        states: Joint states of categories that are listed; further categories, and counts, are drawn.
+        steps: Steps that drawn points serve for.
+        draws: Of what a row with gaps misses.
+        rounds: How often points may be drawn and rows completed anew.
+        window: Of sequences: neighbouring steps that are compared together, fewer where states are many.
     """
 
-    kappa: float = 1.0
-    features: WhitenedFeatures = field(default_factory=WhitenedFeatures)
-    refinements: int = 1
+    divergence: AbstractDivergence = field(default_factory=_sliced)
+    points: int = 1024
+    states: int = 256
+    steps: int = 25
+    draws: int = 4
+    rounds: int = 30
     window: int = 3
-    points: PointSizes = field(default_factory=PointSizes)
-    completion: Completion = field(default_factory=Completion)
-    whitening_rows: int = 16_000
 
     def __post_init__(self) -> None:
-        """Refuse weights that mean nothing."""
-        if not self.kappa > 0:
-            raise ModelError(f"kappa must be above zero, or the direct term left out; got {self.kappa}")
-        if self.window < 1:
-            raise ModelError(f"window must be at least 1; got {self.window}")
+        """Refuse sizes that hold nothing, and powers without a closed form."""
+        for name in ("points", "states", "steps", "draws", "rounds", "window"):
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if self.sliced.p not in (1.0, 2.0):
+            raise ModelError(f"p must be 1 or 2 where data are compared with a model; got {self.sliced.p}")
+
+    @property
+    def sliced(self) -> SlicedWasserstein:
+        """What chooses directions."""
+        return self.divergence if isinstance(self.divergence, SlicedWasserstein) else SlicedWasserstein()
 
 
 @dataclass(frozen=True)
@@ -143,7 +93,7 @@ class Objective:
         reconstruction: Weight of rebuilding what is observed.
         eps: Weight of the entropic term, a number or a schedule (in closed form, the schedule's end counts).
         push_forward: The push-forward term, if it counts.
-        direct: The direct term, if it counts.
+        direct: The direct term, which stands alone.
     """
 
     reconstruction: float = 1.0
@@ -157,6 +107,8 @@ class Objective:
             raise ModelError(f"reconstruction must not be negative; got {self.reconstruction}")
         if not self.reconstruction and self.direct is None and self.push_forward is None:
             raise ModelError("the objective has no term: let reconstruction, push_forward or direct count")
+        if self.direct is not None and (self.reconstruction or self.push_forward is not None):
+            raise ModelError("the direct term stands alone: give reconstruction=0 and no push_forward with it")
 
     def at(self, progress: float) -> Weights:
         """The weights at a share of the steps."""

@@ -59,9 +59,6 @@ class Space(ABC):
     has_noise_when_relaxed: ClassVar[bool] = True
     """Whether a relaxed value could have come from noise, so that this can be abducted."""
 
-    reach_around: ClassVar[float] = 5.0
-    """Standard deviations to either side of draws: beyond them lies less than 1e-6 of a normal variable."""
-
     kinds: ClassVar[dict[str, type[Space]]] = {}
     """All spaces by the name that a file calls them."""
 
@@ -160,8 +157,6 @@ class Space(ABC):
 
     cost: ClassVar[CostKind] = "squared"
     """What rebuilding a value wrongly costs, unless a method says otherwise."""
-    kernels_read_roots: ClassVar[bool] = False
-    """Whether kernels compare square roots, whose spread is the same at all levels."""
     networks_read_roots: ClassVar[bool] = False
     """Whether networks read square roots, which tame a long tail."""
 
@@ -184,33 +179,6 @@ class Space(ABC):
     def points(self, reach: float | None, most: int) -> Points | None:
         """At most about ``most`` values up to ``reach`` for a sum over the space; None if it is not countable."""
         return None
-
-    def summands(self, largest: float, most: int | None = None) -> tuple[Tensor, Tensor] | None:
-        """Values (A,) and weights (A,) for the sum of a smooth function of one coordinate from zero to ``largest``.
-
-        About ``most`` of them, where that is given.
-        """
-        return None
-
-    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As many points as there are draws of one cell (..., D, k), evenly over all that it may hold, and log-volumes.
-
-        Log-volumes (..., D) are what a sum over the points weighs each with, up to a constant; a sum of densities is
-        then the integral that draws tell by chance only. ``phase`` (..., 1), from zero to one, shifts all points by
-        part of their distance, so that what a rule of few points gets wrong differs from row to row. None where
-        coordinates are not free of each other.
-
-        >>> draws = torch.linspace(-1, 1, 16).double().unsqueeze(-1)
-        >>> points, _ = Real().around(draws, torch.tensor([0.5]))
-        >>> weight = torch.softmax(-0.5 * (points[:, 0] - 0.3) ** 2 / 0.36, 0)
-        >>> round(float(weight @ points[:, 0]), 6)
-        0.3
-        """
-        free = self.unconstrain(draws)
-        centre, spread = free.mean(-2, keepdim=True), free.std(-2, keepdim=True)
-        steps = (torch.arange(draws.shape[-2]).to(free) + phase.to(free)) * (2 / draws.shape[-2]) - 1
-        points, log_volume = self.constrain(centre + self.reach_around * spread * steps.unsqueeze(-1))
-        return points, log_volume.sum(-1)
 
 
 def space_from(spec: Mapping[str, Any]) -> Space:
@@ -351,10 +319,6 @@ class Simplex(_Vector):
         weights = np.exp(1.5 * scores)
         return weights / weights.sum(1, keepdims=True)
 
-    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
-        """A missing coordinate is what the others leave."""
-        return None
-
 
 @dataclass(frozen=True)
 class Count(_Vector):
@@ -368,7 +332,6 @@ class Count(_Vector):
     is_skewed: ClassVar[bool] = True
     has_noise_when_relaxed: ClassVar[bool] = False
     cost: ClassVar[CostKind] = "smooth l1"
-    kernels_read_roots: ClassVar[bool] = True
     networks_read_roots: ClassVar[bool] = True
 
     stands_for_zero: ClassVar[float] = 0.3
@@ -425,76 +388,6 @@ class Count(_Vector):
         stride = max(1, math.ceil(largest / most))
         counts = torch.arange(0, largest + stride, stride, dtype=torch.float64)
         return Points(counts.unsqueeze(-1), math.log(stride))
-
-    exact: ClassVar[tuple[int, int]] = (64, 144)
-    """Where a sum over counts begins to be an integral, and where it is one."""
-    root_step: ClassVar[float] = 0.25
-    """Step of that integral on the scale of roots, where the spread of a Poisson count is a half."""
-    most_steps: ClassVar[int] = 4000
-
-    fewest_exact: ClassVar[int] = 25
-    """Counts that are summed one by one, however few may be listed."""
-
-    def summands(self, largest: float, most: int | None = None) -> tuple[Tensor, Tensor] | None:
-        r"""Points and weights for a sum over counts from zero to ``largest``, about ``most`` of them if that is given.
-
-        The spread of a Poisson count is its root. Small counts are summed one by one; of large ones the sum is an
-        integral, evenly spaced on the scale of roots. One turns smoothly into the other.
-
-        >>> counts, weight = Count().summands(400.0)
-        >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
-        >>> len(counts), round(float((weight * pmf).sum()), 6)
-        (193, 1.0)
-        >>> counts, weight = Count().summands(400.0, most=96)
-        >>> pmf = torch.exp(counts * math.log(90) - 90 - torch.lgamma(counts + 1))
-        >>> len(counts), round(float((weight * pmf).sum()), 4)
-        (98, 1.0)
-        """
-        root = math.sqrt(largest)
-        low, high, step = self._in_roots(root, most)
-        if root <= high:
-            counts = torch.arange(math.ceil(largest) + 1, dtype=torch.float64)
-            return counts, torch.ones_like(counts)
-        small = torch.arange(math.ceil(high**2), dtype=torch.float64)
-        roots = torch.arange(low, root + step, step, dtype=torch.float64)
-
-        def is_large(root: Tensor) -> Tensor:
-            share = ((root - low) / (high - low)).clamp(0.0, 1.0)
-            return share**3 * (10 - 15 * share + 6 * share**2)
-
-        weight = torch.cat([1 - is_large(small.sqrt()), is_large(roots) * 2 * roots * step])
-        return torch.cat([small, roots**2]), weight
-
-    def _in_roots(self, root: float, most: int | None) -> tuple[float, float, float]:
-        """Where a sum up to ``root`` begins to be an integral, where it is one, and the step of that, all in roots."""
-        if most is None:
-            low, high = (math.sqrt(count) for count in self.exact)
-            return low, high, max(self.root_step, (root - low) / self.most_steps)
-        if root**2 < most:
-            return root, math.sqrt(most), self.root_step
-        # so many one by one that the others, which begin at two thirds of their root, are as many as are left
-        half = 1 / (3 * self.root_step)
-        high = half + math.sqrt(max(half**2 + most - root / self.root_step, 0.0))
-        high = max(high, math.sqrt(self.fewest_exact))
-        low = 2 / 3 * high
-        step = max(self.root_step, (root - low) / max(1, most - round(high**2)))
-        # further apart than a Poisson count spreads, points would miss it: rather a few times as many
-        return low, high, max(min(step, 2 * self.root_step), (root - low) / (4 * most))
-
-    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Counts one by one, or every few of them.
-
-        >>> Count().around(torch.tensor([[0.0], [1.0], [1.0], [2.0]]), torch.tensor([0.0]))[0].flatten()
-        tensor([0., 3., 6., 9.])
-        """
-        many = draws.shape[-2]
-        centre, spread = draws.mean(-2, keepdim=True), draws.std(-2, keepdim=True)
-        least = (centre - self.reach_around * spread - 1).floor().clamp(min=0)
-        most = (centre + self.reach_around * spread).ceil() + 4  # few draws of small counts may all be equal
-        stride = ((most - least + 1) / many).ceil()
-        first = least + (phase.to(draws).unsqueeze(-1) * stride).floor()
-        points = first + stride * torch.arange(many).to(draws).unsqueeze(-1)
-        return points, torch.zeros_like(points[..., 0])
 
 
 @dataclass(frozen=True)
@@ -571,15 +464,6 @@ class Discrete(Space):
     def points(self, reach: float | None, most: int) -> Points | None:
         """All categories."""
         return Points(torch.eye(self.size, dtype=torch.float64))
-
-    def around(self, draws: Tensor, phase: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Every category once, if there are as many draws; points that are left over weigh nothing."""
-        many = draws.shape[-2]
-        if self.size > many:
-            return None
-        every = torch.eye(self.size).to(draws)[torch.arange(many) % self.size]
-        log_volume = torch.where(torch.arange(many) < self.size, 0.0, -torch.inf).to(draws)
-        return every.expand_as(draws), log_volume.expand(draws.shape[:-1])
 
 
 @dataclass(frozen=True)

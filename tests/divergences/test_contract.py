@@ -19,19 +19,12 @@ every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], i
 
 # Settings for the tests, where a divergence has them: the empirical distributions themselves, and small machinery.
 SETTINGS = {"unbiased": False, "features": 40, "hidden": (16,), "steps": 20}
-# Its features sit on rows of the first sample, chosen by their number, in all replicas alike.
-ROW_DEPENDENT = {"WhitenedFeatures"}
 
 
 def empirical(cls):
     """Build a divergence that compares the empirical distributions themselves."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(**{name: value for name, value in SETTINGS.items() if name in names})
-
-
-def skip_if_row_dependent(cls):
-    if cls.__name__ in ROW_DEPENDENT:
-        pytest.skip("depends on the order of the rows by design")
 
 
 def evaluate(cls, *samples):
@@ -71,7 +64,6 @@ def test_shifted_samples_are_apart_and_further_ones_more_so(cls, dtype):
 
 @every_divergence
 def test_order_of_the_points_does_not_matter(cls):
-    skip_if_row_dependent(cls)
     x, y, a = draw(1, 20, 3), draw(1, 15, 3, seed=1) + 1, draw_weights(1, 20)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(evaluate(cls, x[:, order], y, a[:, order]), evaluate(cls, x, y, a), rtol=1e-6, atol=1e-8)
@@ -80,7 +72,6 @@ def test_order_of_the_points_does_not_matter(cls):
 @every_divergence
 @every_dtype
 def test_a_weight_of_two_thirds_is_a_point_repeated_twice(cls, dtype):
-    skip_if_row_dependent(cls)
     x, y = draw(1, 2, 3, dtype=dtype), draw(1, 4, 3, seed=1, dtype=dtype) + 1
     weighted = evaluate(cls, x, y, torch.tensor([[2.0, 1.0]], dtype=dtype))
     torch.testing.assert_close(weighted, evaluate(cls, x[:, [0, 0, 1]], y), rtol=1e-3, atol=1e-5)
@@ -90,7 +81,6 @@ def test_a_weight_of_two_thirds_is_a_point_repeated_twice(cls, dtype):
 
 @every_divergence
 def test_a_weight_of_zero_leaves_a_point_out(cls):
-    skip_if_row_dependent(cls)
     x, y = draw(1, 6, 3), draw(1, 5, 3, seed=1) + 1
     a = torch.tensor([[1.0, 0.0, 1.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(evaluate(cls, x, y, a), evaluate(cls, x[:, [0, 2, 3, 5]], y), rtol=1e-4, atol=1e-8)
@@ -106,7 +96,6 @@ def test_uniform_weights_are_the_default(cls):
 @every_divergence
 @pytest.mark.parametrize("weighted", [False, True])
 def test_replicas_are_separate_calls(cls, weighted):
-    skip_if_row_dependent(cls)
     x, y = draw(3, 12, 2), draw(3, 10, 2, seed=1) * 2 + 1
     weights = (draw_weights(3, 12), draw_weights(3, 10, seed=1)) if weighted else ()
     together = evaluate(cls, x, y, *weights)

@@ -17,10 +17,9 @@ from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema, encode
 from otpdag.divergences import AbstractDivergence, Energy
 from otpdag.engine import Adam, Run
-from otpdag.noise import Streams
 from otpdag.objective import Drawn
 from otpdag.problem import LossTerms, Pace, Problem, split_theta
-from otpdag.settings import Direct, Objective, PushForward
+from otpdag.settings import Objective, PushForward
 from otpdag.structure import unpack
 from tests.table_problems import lay_out_rows, starts_of, table_problem
 
@@ -201,16 +200,6 @@ def test_options_of_categories_costs_and_divergences_reach_the_objective():
         outcome, losses = run_on("mixture", method)
         assert torch.isfinite(losses).all(), name
         assert not torch.allclose(outcome.point, base.point), name
-
-
-def test_a_direct_term_can_be_added_to_a_sampled_objective():
-    method = method_of(direct=Direct(1.0, otp.divergences.WhitenedFeatures(features=20)), steps=3)
-    problem, points = problem_of("mixture", method)
-    terms = problem.sampled(points, Streams([1]), 0.0)
-    assert terms.direct.item() > 0
-    assert terms.total.item() == pytest.approx(
-        (terms.reconstruction + terms.divergence + terms.entropic + terms.direct).item()
-    )
 
 
 def test_fully_observed_graphs_have_no_map_to_learn():

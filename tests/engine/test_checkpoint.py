@@ -61,12 +61,11 @@ def topics():
 TABLE = mixture_table()
 COUNTS = poisson_chain(12, 40, np.random.default_rng(0))[0]
 NUMBERS = RNG.normal(size=(10, 30)).cumsum(1) * 0.3 + RNG.normal(size=(10, 30))
-FEATURES = otp.divergences.WhitenedFeatures(features=40)
 FACTORS = TABLE.rename(columns={"n": "y"})
 
 CASES = {
     "entropic": (mixture, TABLE, {"method": otp.entropic(), "restarts": 4, "course": QUICK}, 3),
-    "transport": (mixture, TABLE, {"method": otp.transport(features=FEATURES), "restarts": 4, "course": QUICK}, 4),
+    "transport": (mixture, TABLE, {"method": otp.transport(points=128), "restarts": 4, "course": QUICK}, 4),
     "moved grids": (factor, FACTORS, {"method": otp.entropic(steps=30), "restarts": 2, "course": QUICK}, 2),
     "paper": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 3}, 10),
     "one start of the paper's": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 1}, 21),

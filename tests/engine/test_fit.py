@@ -67,11 +67,10 @@ def assert_same(left, right, **tolerance):
 @pytest.mark.parametrize("method", ["likelihood", "transport", "adam"])
 def test_the_seed_determines_everything(method):
     table = mixture_table(120)
-    features = otp.divergences.WhitenedFeatures(features=40)
     method = {
         "adam": otp.paper(steps=8, batch_size=32),
         "likelihood": otp.entropic(steps=10),
-        "transport": otp.transport(steps=10, features=features),
+        "transport": otp.transport(steps=10, points=128),
     }[method]
     found = []
     for seed in (3, 3, 4):
@@ -217,7 +216,7 @@ def test_estimates_follow_the_units_of_the_columns(method):
     table.iloc[:20, 0] = np.nan
     graph = otp.Graph([("z", "a"), ("z", "b"), ("z", "c"), ("z", "d"), ("a", "c")], hidden=["z"])
     unit, shift = 1e4, 1e6
-    transport = otp.transport(features=otp.divergences.WhitenedFeatures(features=120))
+    transport = otp.transport(points=512)
     method = {"likelihood": otp.entropic(), "transport": transport}[method]
     found = []
     for factor, offset in ((1.0, 0.0), (unit, shift)):
@@ -502,7 +501,7 @@ def test_costs_of_unknown_nodes_are_refused():
         (lambda: Drawn(costs={"x": 3}), "`cost` must be an AbstractCost or a function of two points; got 3"),
         (lambda: Drawn(backward="forward"), "backward must be a function that builds maps; got 'forward'"),
         (lambda: ClosedForm(reference="data"), "reference must be one of 'model', 'uniform'; got 'data'"),
-        (lambda: Direct(kappa=-1.0), "kappa must be above zero, or the direct term left out; got -1"),
+        (lambda: Direct(points=0), "points must be at least 1; got 0"),
         (lambda: Objective(reconstruction=-1.0), "reconstruction must not be negative; got -1"),
         (lambda: Objective(reconstruction=0.0), "the objective has no term"),
         (lambda: Deterministic(steps=0), "steps must be a whole number of at least 1; got 0"),

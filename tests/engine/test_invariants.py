@@ -16,7 +16,7 @@ ROWS = 40
 QUICK = otp.SearchSchedule(short_rows=30, short_steps=4, finalists=2, finalist_steps=2)
 METHODS = {
     "entropic": otp.entropic(steps=12, sums=otp.backward.SumSizes(grid=16, prior_draws=32)),
-    "transport": otp.transport(steps=6, features=otp.divergences.WhitenedFeatures(features=12), refinements=0),
+    "transport": otp.transport(steps=6, points=128),
 }
 FAMILIES = {"normal": m.Normal, "count": m.Poisson, "positive": m.Gamma, "category": lambda: m.Categorical(3)}
 PROFILE = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)

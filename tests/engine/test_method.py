@@ -9,7 +9,6 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.backward import EncoderMap
 from otpdag.divergences import MMD, Energy, Wasserstein
-from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine import EM, Adam, Deterministic, Layout, Method
 from otpdag.errors import ModelError
 from otpdag.objective import Drawn, Encoded, PaperTopics, TopicSweeps
@@ -57,10 +56,9 @@ DIRECT = Objective(reconstruction=0.0, direct=Direct())
         (Objective(eps=1.0), TopicSweeps(pairs=True), "sweeps over documents minimise .*direct=Direct"),
         (DIRECT, TopicSweeps(), "sweeps over documents minimise"),
         (Objective(eps=3.0), ENCODED, "what is Encoded has no entropic and no direct term: leave eps and direct out"),
-        (Objective(direct=Direct()), ENCODED, "what is Encoded has no entropic and no direct term"),
+        (DIRECT, ENCODED, "what is Encoded has no entropic and no direct term"),
         (Objective(eps=0.1), PaperTopics(), "what is PaperTopics has no entropic and no direct term"),
         (replace(DIRECT, eps=0.2), ClosedForm(), "belong to the reconstruction: where that counts nothing, leave eps"),
-        (replace(DIRECT, push_forward=PushForward(50.0)), ClosedForm(), "belong to the reconstruction"),
         (DIRECT, ClosedForm(reference="uniform"), "belong to the reconstruction"),
     ],
 )
@@ -95,13 +93,15 @@ def test_entropic_is_maximum_likelihood_unless_told_otherwise():
 
 
 def test_transport_goes_either_way():
-    direct = otp.transport(refinements=2)
-    assert direct.objective == Objective(reconstruction=0.0, direct=Direct(1.0, WhitenedFeatures(), refinements=2))
+    direct = otp.transport(points=64)
+    assert direct.objective == Objective(reconstruction=0.0, direct=Direct(points=64))
     assert (direct.evaluation, direct.optimiser) == (ClosedForm(), Deterministic(steps=400))
     backward = otp.transport("backward", batch_size=64, learning_rate=0.1, hidden_layers=(4,))
     assert backward.objective == Objective(push_forward=PushForward(1.0, Energy()))
     assert backward.evaluation == Drawn(noise="abducted", batch_size=64, hidden_layers=(4,))
     assert backward.optimiser == Adam(steps=3000, learning_rate=0.1)
+    with pytest.raises(ModelError, match="divergence and points are of the route 'direct'"):
+        otp.transport("backward", points=3)
     with pytest.raises(ModelError, match="route must be 'direct' or 'backward'; got 'forward'"):
         otp.transport("forward")
 

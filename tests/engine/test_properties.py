@@ -22,11 +22,10 @@ FAMILIES = {
     "share": lambda: m.Beta(),
     "heavy": lambda: m.StudentT(),
 }
-FEATURES = otp.divergences.WhitenedFeatures(features=12)
 LOCAL = otp.paper(steps=2, batch_size=12, hidden_layers=(3,), scope="local")
 METHODS = {
     "entropic": otp.entropic(steps=2, sums=otp.backward.SumSizes(grid=16, prior_draws=32)),
-    "transport": otp.transport(steps=2, features=FEATURES, refinements=0),
+    "transport": otp.transport(steps=2, points=64),
     "paper": otp.paper(steps=2, batch_size=12, hidden_layers=(3,)),
     "abducted": otp.transport("backward", steps=2, batch_size=12, hidden_layers=(3,)),
     "local": replace(LOCAL, objective=replace(LOCAL.objective, eps=0.5)),

@@ -16,7 +16,7 @@ from otpdag.engine.fit import check_arguments, check_honoured, recognise, resolv
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.errors import DataError, ModelError
 from otpdag.objective import Drawn, Encoded, PaperTopics, TopicSweeps
-from otpdag.settings import ClosedForm, Direct, Objective, PushForward
+from otpdag.settings import ClosedForm, Objective, PushForward
 from otpdag.spaces import Real
 
 # -- data are read as the kind that they are --------------------------------------------------------------------------
@@ -303,16 +303,6 @@ PAPER_TOPICS = Method("topics", Objective(push_forward=PushForward(1e-4)), Paper
         ("sequences", otp.entropic(eps=0.0), "need eps above 0 and no push-forward term"),
         ("sequences", otp.entropic(network=True), "network is for sequences with hidden numbers; these have none"),
         ("sequences", otp.entropic(reference="uniform"), "reference"),
-        (
-            "sequences",
-            Method("both", Objective(eps=1.0, direct=Direct())),
-            "the direct term or the others, not both: set reconstruction to 0",
-        ),
-        (
-            "sequences",
-            Method("drawn", Objective(push_forward=PushForward(), direct=Direct()), Drawn(), Adam()),
-            "the direct term of sequences is minimised by L-BFGS",
-        ),
         (
             "sequences",
             Method("own", Objective(push_forward=PushForward()), Drawn(backward=lambda *_: []), Adam()),

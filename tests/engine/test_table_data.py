@@ -138,7 +138,7 @@ def test_too_few_rows_and_other_evaluations_are_refused():
 
 # -- transport with gaps ----------------------------------------------------------------------------------------------
 
-FEW_FEATURES = otp.transport(features=otp.divergences.WhitenedFeatures(features=150))
+FEW_POINTS = otp.transport(points=512)
 
 
 def chain_with_gaps(rows=1200):
@@ -161,8 +161,8 @@ def test_transport_takes_gaps_that_depend_on_another_column():
     found = {}
     for name, method, course in (
         ("likelihood", "likelihood", None),
-        ("transport", FEW_FEATURES, None),
-        ("available", FEW_FEATURES, otp.SearchSchedule(moves=0)),
+        ("transport", FEW_POINTS, None),
+        ("available", FEW_POINTS, otp.SearchSchedule(moves=0)),
     ):
         model = chain_model()
         result = otp.fit(model, table, method=method, course=course, seed=3)
@@ -181,11 +181,11 @@ def test_transport_completes_rows_only_where_there_are_gaps():
     table, complete = chain_with_gaps(300)
     stages = {}
     for name, data in (("gaps", table), ("complete", complete)):
-        result = otp.fit(chain_model(), data, method=FEW_FEATURES, seed=3)
+        result = otp.fit(chain_model(), data, method=FEW_POINTS, seed=3)
         assert result.notes == ()
         stages[name] = [stage.name for stage in result.stages]
     assert "completed rows" in stages["gaps"]
-    assert stages["complete"] == ["best start", "refined weights"]
+    assert "completed rows" not in stages["complete"]
 
 
 def test_transport_says_where_it_takes_gaps_for_completely_random():
@@ -195,8 +195,8 @@ def test_transport_says_where_it_takes_gaps_for_completely_random():
     table.loc[:9, "b"] = np.nan
     double = m.Deterministic(lambda parents: 2 * parents["a"])
     model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": double})
-    result = otp.fit(model, table, method=FEW_FEATURES, seed=0)
-    assert "rows with gaps could not be completed" in result.notes[0]
+    result = otp.fit(model, table, method=FEW_POINTS, seed=0)
+    assert "10 rows with gaps were left out" in result.notes[0]
 
 
 def test_what_a_search_does_if_nothing_is_said():

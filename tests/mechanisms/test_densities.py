@@ -247,19 +247,6 @@ def test_multinomial_takes_its_total_from_a_parent():
     assert value.sum(-1).tolist() == [[3.0, 10.0, 0.0]]
 
 
-def test_normal_integrates_gaussian_kernels_in_closed_form():
-    from otpdag.divergences.whitened import Kernel
-
-    bound, params = both(m.Normal(), {"loc": [[1.0]], "scale": [[2.0]]}, ())
-    kernel = Kernel(torch.arange(2), tensor([0.3, -1.0]), tensor([0.5, 2.0]), 0.7, 1.5, False, False)
-    (found,) = bound.kernel_means(params, {}, [kernel])
-    for j in range(2):
-        wanted = integrate.quad(lambda x, j=j: kernel(tensor([x]))[j].item() * stats.norm.pdf(x, 1, 2), -20, 20)[0]
-        assert found[0, 0, j].item() == pytest.approx(wanted, rel=1e-6)
-    rooted = Kernel(torch.arange(2), tensor([0.3, -1.0]), tensor([0.5, 2.0]), 0.7, 1.5, False, True)
-    assert bound.kernel_means(params, {}, [rooted]) is None
-
-
 # -- special functions -------------------------------------------------------------------------------------------
 
 

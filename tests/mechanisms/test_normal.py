@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import stats
 
 from otpdag import mechanisms as m
-from otpdag.divergences.whitened import FeatureColumn, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import fitted_to_rows
 from otpdag.mechanisms.normal import default_floor
@@ -104,30 +103,6 @@ def test_what_is_given_stays_and_equal_values_keep_a_little_spread():
         assert found["loc"] == (1.0 if learned == "scale" else 3.0)
         expected = {"scale": 2.0, "loc": 2.0, "both": 1e-8}[learned]
         assert found["scale"] == pytest.approx(expected, rel=1e-6)
-
-
-def test_means_of_kernels_are_integrals_over_the_normal_value():
-    rng = np.random.default_rng(4)
-    data = torch.as_tensor(3.0 + 2.0 * rng.normal(size=(1, 30, 2)))
-    seen = torch.ones(1, 30, dtype=torch.bool)
-    fields = [FeatureColumn(data[..., i : i + 1], seen) for i in range(2)]
-    kernels = WhitenedFeatures(features=6).fit(fields, torch.ones(1, 30).double()).kernels
-    node = m.Normal(2).setup(m.Family("x"))
-    loc, scale = np.array([2.5, 3.5]), np.array([0.7, 1.9])
-    params = {"loc": torch.as_tensor(loc).reshape(1, 1, 2), "scale": torch.as_tensor(scale).reshape(1, 1, 2)}
-    found = node.kernel_means(params, {}, kernels)
-    for i, kernel in enumerate(kernels):
-        for j in range(len(kernel.landmarks.flatten())):
-
-            def density(x, i=i, j=j, kernel=kernel):
-                value = kernel(torch.tensor([[x]], dtype=torch.float64)).flatten()[j].item()
-                return value * stats.norm.pdf(x, loc[i], scale[i])
-
-            expected, _ = integrate.quad(density, loc[i] - 9 * scale[i], loc[i] + 9 * scale[i], limit=200)
-            assert found[i].flatten()[j].item() == pytest.approx(expected, rel=1e-6)
-    counts = [FeatureColumn(data[..., :1].abs(), seen, root=True)]
-    rooted = WhitenedFeatures(features=6).fit(counts, torch.ones(1, 30).double()).kernels
-    assert m.Normal().setup(m.Family("x")).kernel_means(params, {}, rooted) is None
 
 
 def test_a_scale_that_coordinates_share_is_shown_as_one_number():

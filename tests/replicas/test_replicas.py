@@ -44,8 +44,8 @@ KINDS = ["class", "number", "class and number", "two numbers"]
 def test_losses_and_steps_of_replicas_do_not_touch_each_other(kind, route):
     model = model_of(kind)
     batch = batch_of(model, table_of(40))
-    features = otp.divergences.WhitenedFeatures(features=20)
-    entropic, transport = otp.entropic(steps=4), otp.transport(steps=4, features=features)
+    sliced = otp.divergences.SlicedWasserstein(20, p=1.0)
+    entropic, transport = otp.entropic(steps=4), otp.transport(steps=4, divergence=sliced, points=128)
     method = {"entropic": entropic, "transport": transport}[route]
     layout = lay_out_rows(model.structure, batch, method, 0)
     points = starts_of(layout, batch, range(3))

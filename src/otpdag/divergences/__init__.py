@@ -9,7 +9,6 @@ from otpdag.divergences.jensen_shannon import JensenShannon
 from otpdag.divergences.kernel import MMD, Energy
 from otpdag.divergences.sinkhorn import Sinkhorn
 from otpdag.divergences.wasserstein import SlicedWasserstein, Wasserstein
-from otpdag.divergences.whitened import WhitenedFeatures
 
 __all__ = [
     "MMD",
@@ -19,5 +18,4 @@ __all__ = [
     "Sinkhorn",
     "SlicedWasserstein",
     "Wasserstein",
-    "WhitenedFeatures",
 ]

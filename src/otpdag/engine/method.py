@@ -10,7 +10,6 @@ from typing import Any, Literal, cast
 from otpdag.costs import AbstractCost, PointFunction
 from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.divergences.whitened import WhitenedFeatures
 from otpdag.engine.adam import Adam
 from otpdag.engine.optimiser import EM, Deterministic, Optimiser
 from otpdag.errors import ModelError
@@ -65,6 +64,8 @@ class Method:
         objective, evaluation, given = self.objective, self.evaluation, type(self.evaluation).__name__
         if isinstance(evaluation, TopicSweeps) and objective != evaluation.objective:
             raise ModelError(f"sweeps over documents minimise {evaluation.objective}, and no other; got {objective}")
+        if isinstance(evaluation, Drawn) and objective.direct is not None:
+            raise ModelError("the direct term is no draw: evaluate it by ClosedForm, or leave it out")
         if isinstance(evaluation, Encoded | PaperTopics) and (objective.eps != 0.0 or objective.direct is not None):
             raise ModelError(f"what is {given} has no entropic and no direct term: leave eps and direct out")
         if isinstance(evaluation, ClosedForm) and not objective.reconstruction:
@@ -142,8 +143,8 @@ def entropic(
 def transport(
     route: Literal["direct", "backward"] = "direct",
     *,
-    features: WhitenedFeatures | None = None,
-    refinements: int = 1,
+    divergence: AbstractDivergence | None = None,
+    points: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
@@ -153,8 +154,9 @@ def transport(
 
     Args:
         route: Which side of Theorem 1 is minimised.
-        features: Of the direct route: what compares data and model.
-        refinements: Of the direct route: how often features are whitened anew by the model's own covariance.
+        divergence: Of the direct route: the transport cost between the data and points of the model. If left out, the
+            sliced one with p = 1 along neighbourhoods of the graph; ``Wasserstein()`` is exact, for small tables.
+        points: Of the direct route: points that stand for the model; 1,024 if left out.
         steps: Most steps; 400 of L-BFGS or 3,000 of Adam if left out.
         batch_size: Of the backward route: rows in a step, 512 if left out.
         learning_rate: Of the backward route; 0.01 if left out.
@@ -163,10 +165,13 @@ def transport(
     if route == "direct":
         if any(setting is not None for setting in (batch_size, learning_rate, hidden_layers)):
             raise ModelError("batch_size, learning_rate and hidden_layers are of the route 'backward': leave them out")
-        direct = Direct(features=features or WhitenedFeatures(), refinements=refinements)
+        direct = Direct() if points is None else Direct(points=points)
+        direct = direct if divergence is None else replace(direct, divergence=divergence)
         return Method(
             "transport", Objective(reconstruction=0.0, direct=direct), optimiser=Deterministic(steps=steps or 400)
         )
+    if divergence is not None or points is not None:
+        raise ModelError("divergence and points are of the route 'direct': leave them out")
     if route != "backward":
         raise ModelError(f"route must be 'direct' or 'backward'; got {route!r}")
     return Method(

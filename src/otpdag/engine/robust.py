@@ -39,7 +39,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
 from otpdag.errors import ModelError
-from otpdag.matching.mean_features import feature_columns
+from otpdag.matching.transport_cost import Columns
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
 from otpdag.structure import Structure
 
@@ -196,19 +196,15 @@ def near_rows(
 
 
 def standard_columns(structure: Structure, batch: Batch) -> Array:
-    """Columns in robust units, missing cells in the middle."""
-    columns = []
-    for column in feature_columns(structure, batch):
-        values, seen = column.values[0].double(), column.seen[0]
-        if column.is_discrete:
-            columns.append(values.numpy())
-            continue
-        values = values.clamp(min=0).sqrt() if column.root else values
-        middle = values[seen].median()
-        spread = 1.4826 * (values[seen] - middle).abs().median().clamp(min=1e-9)
-        scaled = torch.where(seen.unsqueeze(-1), (values - middle) / spread, 0.0)
-        columns.append(scaled.numpy())
-    return np.concatenate(columns, 1)
+    """Columns in robust units, counts by their roots, missing cells in the middle."""
+    spaces = {node: structure.mechanisms[node].space for node in batch.values}
+    counts = {n: v.sqrt() for n, v in batch.values.items() if spaces[n].is_countable and not spaces[n].is_discrete}
+    batch = replace(batch, values={**batch.values, **counts})
+    columns = Columns.of(structure, batch)
+    for node in (n for n in spaces if spaces[n].is_discrete):
+        columns.spread[columns.places[node]] = 1.0
+    masks = [batch.mask[node][0].expand(-1, place.stop - place.start) for node, place in columns.places.items()]
+    return torch.where(torch.cat(masks, -1), columns.of_values(batch.values)[0], 0.0).double().numpy()
 
 
 def _has_room(

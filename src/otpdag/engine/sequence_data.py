@@ -26,7 +26,7 @@ from otpdag.learned.sequence_problems import PieceProblem, number_problem, piece
 from otpdag.learned.sequence_steps import CONTEXT, check_context
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.starts import complete_steps, step_weights
-from otpdag.matching.windows import check_windows, window_problem
+from otpdag.matching.windows import check_windows, transport_windows
 from otpdag.mechanisms.base import is_linear
 from otpdag.model import Model
 from otpdag.noise import Streams
@@ -119,10 +119,6 @@ class SequenceData(DataKind):
         if self.is_weighted and (not chains or self.structure.hidden_numbers):
             raise ModelError("weights of sequences are for the entropic method, with hidden categories alone")
         if isinstance(method.evaluation, Drawn):
-            if objective.direct is not None:
-                raise ModelError(
-                    "the direct term of sequences is minimised by L-BFGS: use otp.objective.ClosedForm, or leave it out"
-                )
             _check_drawn(self.structure, method, method.evaluation)
             return
         if not isinstance(method.evaluation, ClosedForm):
@@ -130,8 +126,6 @@ class SequenceData(DataKind):
         if method.evaluation.reference != "model":
             raise ModelError(f"sequences take the model as reference; got reference={method.evaluation.reference!r}")
         if objective.direct is not None:
-            if objective.reconstruction:
-                raise ModelError("sequences have the direct term or the others, not both: set reconstruction to 0")
             check_windows(self.structure)
             return
         if not objective.at(1.0).eps > 0 or objective.push_forward is not None:
@@ -201,7 +195,7 @@ class SequenceData(DataKind):
         if isinstance(method.evaluation, Drawn) and isinstance(layout.sequence_map, BidirectionalMap):
             return piece_problem(structure, layout.sequence_map, self.batch, shapes, objective, method.evaluation)
         if objective.direct is not None:
-            return window_problem(structure, self.batch, shapes, objective.direct, seed)
+            return transport_windows(structure, self.batch, shapes, objective.direct, seed)
         eps = objective.at(1.0).eps
         if isinstance(layout.sequence_map, SequenceMap):
             return number_problem(self._pieces, layout.sequence_map, shapes, eps, seed)

@@ -1,38 +1,49 @@
-r"""The direct term of sequences: short windows of the data against the same windows of the model.
+r"""Sequences against the model, by optimal transport between short windows of both.
 
-The left side of Theorem 1 for sequences compares what neighbouring steps show,
-
-.. math:: D\big(P_{data}(x_t, \dots, x_{t+w-1}), P_\theta(x_t, \dots, x_{t+w-1})\big),
+.. math:: W_c\big(P_{data}(x_t, \dots, x_{t+w-1}), P_\theta(x_t, \dots, x_{t+w-1})\big),
 
 averaged over the times :math:`t` of all windows. Two steps already tell transitions and emissions apart; the first
-steps are compared by themselves, for they tell how a sequence begins.
+windows are compared by themselves, for they tell how a sequence begins.
 
-The model's side is exact: the law of the state at time t by powers of the transition matrix, the paths of a window
-enumerated, what is observed integrated out of its kernels.
+The model's windows are all paths of hidden states, with the law of the state at time t by powers of the transition
+matrix; what is observed comes from fixed noise along each path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
-from otpdag.divergences.whitened import FeatureColumn, FittedFeatures, WhitenedFeatures
 from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states
-from otpdag.matching.mean_features import leaf_means, node_columns
-from otpdag.problem import LossTerms, Problem
+from otpdag.matching.model_points import ModelPoints, even_noise
+from otpdag.matching.transport_cost import Columns, ComparedRows, directions
+from otpdag.matching.transport_rows import FEWEST_EFFECTIVE
+from otpdag.problem import LossTerms, Pace, Problem, Refinement
 from otpdag.settings import Direct
-from otpdag.structure import Naturals, Structure
+from otpdag.structure import Structure
 
-WINDOWS_AT_ONCE = 8000  # on which features are placed, and whose features are computed at a time
+MOST_PATHS = 1024  # paths of states through a window; windows are shorter where there would be more
+FEWEST_FIRST = 30  # sequences whose first windows are compared by themselves: fewer say little
+MOST_WINDOWS = 20_000  # windows that are sorted along each direction; of more, random ones
 
 
 @dataclass(frozen=True)
-class WindowProblem(Problem):
+class Stratum:
+    """Windows that begin at some times: how the times are spread (T,), and their share of all windows."""
+
+    compared: ComparedRows
+    times: Tensor
+    share: float
+
+
+@dataclass(frozen=True)
+class TransportWindows(Problem):
     """Sequences as windows of a few steps, compared with the model's own windows."""
 
     structure: Structure
@@ -40,9 +51,13 @@ class WindowProblem(Problem):
     shapes: Mapping[str, tuple[int, ...]]
     direct: Direct
     seed: int
-    windows: Windows
-    coarse_features: int = 200
-    """Features while starts are compared."""
+    columns: Columns
+    states: States
+    paths: Tensor
+    """(P, length) states."""
+    points: tuple[ModelPoints, ...]
+    """Of each step of a window: what is observed, with the states of all paths given."""
+    strata: tuple[Stratum, ...]
 
     @property
     def rows(self) -> int:
@@ -50,56 +65,116 @@ class WindowProblem(Problem):
         return self.batch.rows
 
     def loss(self, point: Tensor) -> LossTerms:
-        """The direct term."""
-        distance = window_distance(self.structure, self.naturals(point), self.windows)
-        return LossTerms.of(distance, direct=self.direct.kappa * distance)
-
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
-        """About so many steps, or these sequences; fewer features if ``coarse``."""
-        features = self.direct.features
-        if coarse:
-            features = replace(features, features=min(self.coarse_features, features.features))
-        part = part_of(self.batch, rows, self.seed)
-        return window_problem(self.structure, part, self.shapes, replace(self.direct, features=features), self.seed)
-
-
-def window_problem(
-    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
-) -> WindowProblem:
-    """Place features once; the same seed places them alike.
-
-    A state's own spread is narrower than that of all steps, by which kernels are measured: they have half the least
-    bandwidth besides.
-    """
-    least = min(direct.features.bandwidths) / 2
-    features = replace(direct.features, bandwidths=(least, *direct.features.bandwidths))
-    windows = lay_out_windows(structure, batch, features, torch.Generator().manual_seed(seed), direct.window)
-    return WindowProblem(structure, batch, shapes, direct, seed, windows)
-
-
-@dataclass(frozen=True)
-class Stratum:
-    """Windows that begin at some times: their features, how the times are spread, and their share of all windows."""
-
-    features: FittedFeatures
-    times: Tensor
-    """(T,): the share of the windows that begin so many steps after the first."""
-    share: float
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Sequences laid out for the direct term: first windows and later ones, and the paths of states through them."""
-
-    states: States
-    strata: tuple[Stratum, ...]
-    paths: Tensor
-    """(P, length) states."""
+        """The transport cost, each stratum by its share of the windows."""
+        naturals = self.naturals(point)
+        steps = [one.at(naturals) for one in self.points]
+        shown = [self.columns.of_values(values) for values, _ in steps]
+        shape = torch.broadcast_shapes(*(one.shape[:-1] for one in shown))
+        windows = torch.cat([one.expand(*shape, -1) for one in shown], -1)
+        first, moves = (torch.exp(logs) for logs in hidden_potentials(self.structure, naturals, self.states))
+        log_weight = torch.stack(torch.broadcast_tensors(*(own for _, own in steps))).sum(0)
+        along = moves[:, self.paths[:, :-1], self.paths[:, 1:]].log().sum(-1)
+        total = log_weight.new_zeros(1)
+        for stratum in self.strata:
+            law = _law_over(first, moves, stratum.times.to(first))[:, self.paths[:, 0]].log() + along
+            each = log_weight.shape[-1] // len(self.paths)
+            weight = torch.softmax(log_weight + law.repeat_interleave(each, -1), -1)
+            total = total + stratum.share * stratum.compared.cost(windows, weight)
+        return LossTerms.of(total, direct=total)
 
     @property
-    def length(self) -> int:
-        """Steps of a window."""
-        return self.paths.shape[1]
+    def pace(self) -> Pace:
+        """Drawn points serve for some steps."""
+        return Pace(steps=self.direct.steps if self.points[0].must_be_drawn else None)
+
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """Whether steps with gaps took part."""
+        gaps = point is not None and any(not bool(mask.all()) for mask in self.batch.steps.mask.values())
+        said = "windows with gaps were left out, which is right if gaps do not depend on any value"
+        return (f"{said}: method='likelihood' sums over what they miss",) if gaps else ()
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TransportWindows:
+        """About so many steps, or these sequences; fewer points if ``coarse``."""
+        direct = replace(self.direct, points=max(1, self.direct.points // 4)) if coarse else self.direct
+        part = part_of(self.batch, rows, self.seed)
+        return transport_windows(self.structure, part, self.shapes, direct, self.seed)
+
+    def laid_out_for(self, points: Tensor) -> Self:
+        """Categories and counts drawn at these replicas, unless they still count there."""
+        naturals = self.naturals(points.detach())
+        if all(one.fits(len(points)) and one.effective(naturals) >= FEWEST_EFFECTIVE for one in self.points):
+            return self
+        return replace(self, points=tuple(one.placed_at(naturals) for one in self.points))
+
+    def refine(self, point: Tensor) -> Refinement | None:
+        """Categories and counts drawn at the estimate."""
+        if not self.points[0].must_be_drawn:
+            return None
+        own = replace(self, points=tuple(one.placed_at(self.naturals(point.detach())) for one in self.points))
+        with torch.no_grad():
+            return Refinement(own, point.detach(), "drawn points", own.loss(point).total)
+
+
+def transport_windows(
+    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
+) -> TransportWindows:
+    """Choose units, directions and points; the same seed chooses alike."""
+    check_windows(structure)
+    states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
+    length = max(w for w in range(1, direct.window + 1) if w == 1 or states.size**w <= MOST_PATHS)
+    length = min(length, int(batch.lengths.max()))
+    paths = torch.cartesian_prod(*[torch.arange(states.size)] * length).reshape(-1, length)
+    columns = Columns.of(structure, batch.steps)
+    width = len(columns.spread)
+    group = [slice(s * width + p.start, s * width + p.stop) for s in range(length) for p in columns.places.values()]
+    along = directions([group], length * width, direct.sliced, seed).to(batch.steps.weight)
+    strata = []
+    is_first = (batch.times == 0) & (len(batch.lengths) >= FEWEST_FIRST)
+    for chosen in (is_first, ~is_first):
+        rows = _whole_windows(batch, chosen, length, seed)
+        if len(rows):
+            shown = columns.of_values(batch.steps.values)[0]
+            windows = torch.cat([shown[rows + offset] for offset in range(length)], -1).unsqueeze(0)
+            weight = batch.steps.weight[:1, rows]
+            times = torch.bincount(batch.times[rows], weight[0])
+            compared = ComparedRows(windows, weight, direct.divergence, along)
+            strata.append(Stratum(compared, times / times.sum(), float(weight.sum() / batch.steps.weight[:1].sum())))
+    if not strata:
+        raise ModelError(
+            f"transport compares windows of {length} steps, and every one has a gap: use method='likelihood'"
+        )
+    points = _points(structure, states, paths, direct, seed, batch.steps.weight[:1])
+    return TransportWindows(structure, batch, shapes, direct, seed, columns, states, paths, points, tuple(strata))
+
+
+def _points(
+    structure: Structure, states: States, paths: Tensor, direct: Direct, seed: int, like: Tensor
+) -> tuple[ModelPoints, ...]:
+    """Points of every step of a window: as many for each path."""
+    each = max(1, direct.points // len(paths))
+    size, observed = each * len(paths), structure.graph.observed
+    return tuple(
+        ModelPoints(
+            structure,
+            size,
+            noise,
+            {},
+            {n: v[paths[:, step]].repeat_interleave(each, 0).unsqueeze(0).to(like) for n, v in states.now.items()},
+        )
+        for step, noise in enumerate(even_noise(structure, observed, size, seed, like, times=paths.shape[1]))
+    )
+
+
+def _whole_windows(batch: SequenceBatch, chosen: Tensor, length: int, seed: int) -> Tensor:
+    """Steps at which windows begin that end within their sequence and have no gap; of many, random ones."""
+    left = batch.lengths.repeat_interleave(batch.lengths) - batch.times
+    seen = torch.stack([mask[0].all(-1) for mask in batch.steps.mask.values()]).all(0)
+    reach = seen.long().cumsum(0)
+    end = (torch.arange(len(seen)) + length - 1).clamp(max=len(seen) - 1)
+    whole = reach[end] - reach + seen.long() == length
+    rows = (chosen & (left >= length) & whole).nonzero()[:, 0]
+    few = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:MOST_WINDOWS]
+    return rows[few].sort().values
 
 
 def check_windows(structure: Structure) -> None:
@@ -116,107 +191,6 @@ def check_windows(structure: Structure) -> None:
                 f"the direct transport route of sequences takes lagged edges of one step between hidden nodes; "
                 f"{edge} is none: use method='likelihood'"
             )
-    for node in graph.observed:
-        outside = [parent for parent in graph.parents(node) if parent not in graph.hidden]
-        if outside or structure.mechanisms[node].correlated:
-            raise ModelError(
-                f"the direct transport route of sequences takes observed nodes that depend on hidden ones alone; "
-                f"{node!r} does not: use method='likelihood'"
-            )
-
-
-def window_columns(structure: Structure, batch: SequenceBatch, rows: Tensor, length: int) -> list[FeatureColumn]:
-    """What windows that begin at ``rows`` (n,) show: the columns of their first steps, of their second, and so on."""
-    left = (batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times)[rows]
-    columns: list[FeatureColumn] = []
-    for offset in range(length):
-        inside = (left >= offset).unsqueeze(0)
-        at = torch.where(inside[0], rows + offset, rows)
-        for node in structure.graph.observed:
-            space = structure.mechanisms[node].space
-            values, mask = batch.steps.values[node][:, at], batch.steps.mask[node][:, at]
-            columns += node_columns(space, values, mask & inside.unsqueeze(-1))
-    return columns
-
-
-def lay_out_windows(
-    structure: Structure,
-    batch: SequenceBatch,
-    divergence: WhitenedFeatures,
-    generator: torch.Generator,
-    most: int = 3,
-    most_paths: int = 1024,
-    fewest_first: int = 30,
-) -> Windows:
-    """Place features on windows of ``most`` steps, and enumerate paths.
-
-    Windows are shorter where there would be more than ``most_paths`` through them. First windows, one of each sequence,
-    count among the others below ``fewest_first``: the covariance of so few says little.
-    """
-    check_windows(structure)
-    states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
-    length = max(w for w in range(1, most + 1) if w == 1 or states.size**w <= most_paths)
-    length = min(length, int(batch.lengths.max()))
-    paths = torch.cartesian_prod(*[torch.arange(states.size)] * length).reshape(-1, length)
-    strata = []
-    is_first = (batch.times == 0) & (len(batch.lengths) >= fewest_first)
-    for rows in (is_first.nonzero()[:, 0], (~is_first).nonzero()[:, 0]):
-        shown = rows[_shows(structure, batch, rows)]
-        if len(shown):
-            fitted = _placed(structure, batch, shown, length, divergence, generator)
-            times = torch.bincount(batch.times[shown]).to(batch.steps.weight)
-            strata.append(Stratum(fitted, times / times.sum(), len(shown) / batch.rows))
-    return Windows(states, tuple(strata), paths)
-
-
-def _shows(structure: Structure, batch: SequenceBatch, rows: Tensor) -> Tensor:
-    """Steps that show any cell."""
-    return torch.stack([batch.steps.mask[node][0, rows].any(-1) for node in structure.graph.observed]).any(0)
-
-
-def _placed(
-    structure: Structure,
-    batch: SequenceBatch,
-    rows: Tensor,
-    length: int,
-    divergence: WhitenedFeatures,
-    generator: torch.Generator,
-) -> FittedFeatures:
-    """Features placed and whitened on a part of the windows; their mean is over all of them."""
-    part = rows[torch.randperm(len(rows), generator=generator)[:WINDOWS_AT_ONCE]].sort().values
-    columns = window_columns(structure, batch, part, length)
-    features = divergence if len(part) > 2 * divergence.features else replace(divergence, features=len(part) // 2 + 1)
-    fitted = features.fit(columns, torch.ones(1, len(part)).to(batch.steps.weight), generator)
-    total, count = torch.zeros_like(fitted.mean), torch.zeros_like(fitted.mean)
-    for some in rows.split(WINDOWS_AT_ONCE):
-        columns = window_columns(structure, batch, some, length)
-        seen = _shown_features(fitted, columns)
-        total += fitted.mean_of(columns, torch.ones(1, len(some)).to(total)) * seen
-        count += seen
-    return replace(fitted, mean=total / count.clamp(min=1))
-
-
-def _shown_features(fitted: FittedFeatures, columns: Sequence[FeatureColumn]) -> Tensor:
-    """How many windows show each feature (1, J)."""
-    rows = columns[0].seen.shape[1]
-    hidden = [~column.seen for column in columns]
-    if not any(bool(gap.any()) for gap in hidden):
-        return torch.full((1, fitted.size), float(rows), dtype=fitted.mean.dtype)
-    seen = torch.ones(1, rows, fitted.size, dtype=torch.bool)
-    for column, kernel in zip(columns, fitted.kernels, strict=True):
-        seen[..., kernel.features] &= column.seen.unsqueeze(-1)
-    return seen.sum(1).to(fitted.mean)
-
-
-def window_distance(structure: Structure, naturals: Naturals, windows: Windows) -> Tensor:
-    """Squared whitened distance of mean features (R,), each stratum by its share of the windows."""
-    first, moves = (torch.exp(logs) for logs in hidden_potentials(structure, naturals, windows.states))
-    total = torch.zeros(1).to(first)
-    for stratum in windows.strata:
-        law = _law_over(first, moves, stratum.times.to(first))
-        mean = _mean_features(structure, naturals, windows, stratum.features, law, moves)
-        total = total + stratum.share * stratum.features.distance(mean)
-    return total
 
 
 def _law_over(first: Tensor, moves: Tensor, times: Tensor, settled: float = 1e-10) -> Tensor:
@@ -230,24 +204,3 @@ def _law_over(first: Tensor, moves: Tensor, times: Tensor, settled: float = 1e-1
             return mean + times[step + 1 :].sum() * after
         law = after
     return mean
-
-
-def _mean_features(
-    structure: Structure, naturals: Naturals, windows: Windows, fitted: FittedFeatures, law: Tensor, moves: Tensor
-) -> Tensor:
-    """Mean features (R, J) of the model's windows."""
-    states, paths = windows.states, windows.paths
-    weight = law[:, paths[:, 0]]
-    for step in range(1, windows.length):
-        weight = weight * moves[:, paths[:, step - 1], paths[:, step]]
-    values = {name: value.unsqueeze(0) for name, value in states.now.items()}
-    means: list[Tensor] = []
-    kernels = list(fitted.kernels)
-    for step in range(windows.length):
-        for node in structure.graph.observed:
-            own = [kernels.pop(0) for _ in range(structure.mechanisms[node].space.cells)]
-            parents = structure.parents(node, values)
-            for mean in leaf_means(structure.mechanisms[node], naturals[node], parents, own):
-                spread = mean.expand(-1, states.size, -1)
-                means.append(spread[:, paths[:, step]])
-    return (weight.unsqueeze(1) @ fitted.combine(means)).squeeze(1)

@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_chec
 import torch
 from torch import Tensor
 
-from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import FUNCTION, Axis, Fixed, Parameter, as_setting, decode, encode
 from otpdag.numerics import side_by_side
@@ -391,14 +390,6 @@ class Sloped(Protocol):
 
     def slopes(self, params: Params, parent: str) -> Tensor | None:
         """How steeply the node rises with each coordinate of a numeric parent, (R, width); None if it has no slope."""
-
-
-@runtime_checkable
-class KernelMeans(Protocol):
-    """A mechanism with closed-form means of Gaussian kernels of its coordinates."""
-
-    def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
-        """The means of each coordinate's kernels (R, ..., J_c), where they exist."""
 
 
 @runtime_checkable

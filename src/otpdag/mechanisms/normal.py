@@ -16,7 +16,7 @@ The spread is the smaller of the standard deviation and what quartiles say, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -25,7 +25,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.divergences.whitened import Kernel
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, SettingLike, Support, Tied
@@ -311,19 +310,6 @@ class Normal(Cellwise, LocationScale):
     def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """``(x - loc) / scale``."""
         return (value - loc) / scale
-
-    def kernel_means(self, params: Params, parents: Parents, kernels: Sequence[Kernel]) -> list[Tensor] | None:
-        """Gaussian kernels of a normal value: a Gaussian in the location with the variances added."""
-        if any(kernel.is_discrete or kernel.root for kernel in kernels):
-            return None
-        loc, scale = self.at(params, parents)
-        scale, means = scale.expand(*scale.shape[:-1], self.dim), []
-        for i, kernel in enumerate(kernels):
-            landmarks, bandwidths = kernel.landmarks.to(loc), kernel.bandwidths.to(loc)
-            total = bandwidths**2 + (scale[..., i : i + 1] / kernel.spread) ** 2
-            gap = kernel.transform(loc[..., i : i + 1]) - landmarks
-            means.append(bandwidths * torch.rsqrt(total) * torch.exp(-0.5 * gap**2 / total))
-        return means
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

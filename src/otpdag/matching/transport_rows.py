@@ -1,0 +1,197 @@
+r"""Rows of a table against the model, by optimal transport: the left side of Theorem 1.
+
+.. math:: \min_\theta W_c\big(P_{data}, P_\theta\big)
+
+Rows with gaps take part completed: several draws of what they miss, given what they show, at the last estimate. If gaps
+depend on what is seen only, estimate and completed rows agree at the right parameters, so that both alternate until
+they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from otpdag.data import Batch, random_part
+from otpdag.likelihood.row_posterior import Fitted, posterior_draws
+from otpdag.matching.model_points import ModelPoints, lay_out
+from otpdag.matching.transport_cost import Columns, ComparedRows, directions, neighbourhoods
+from otpdag.numerics import FixedPoint
+from otpdag.problem import LossTerms, Pace, Refinement, TableRows
+from otpdag.settings import Direct
+from otpdag.structure import Naturals, Structure
+
+SETTLED = 0.2
+"""Standard errors of a mean, roughly, by which estimates may still change when they count as settled."""
+
+FINE = 4
+"""Times as many points for the last steps of a fit."""
+
+FEWEST_EFFECTIVE = 0.5
+"""Share of drawn points that must still count where descent goes on; below, they are drawn anew."""
+
+
+@dataclass(frozen=True)
+class TransportRows(TableRows):
+    """Rows compared with weighted points of the model."""
+
+    route: ClassVar[str] = "transport"
+
+    structure: Structure
+    batch: Batch
+    shapes: Mapping[str, tuple[int, ...]]
+    direct: Direct
+    seed: int
+    columns: Columns
+    points: ModelPoints
+    compared: ComparedRows
+    """The rows, completed once there is an estimate."""
+    course: FixedPoint = field(default_factory=FixedPoint)
+    """Estimates at which rows were completed and points drawn, and what became of them."""
+    is_fine: bool = False
+    """Whether points are as many as for a last look."""
+
+    def loss(self, point: Tensor) -> LossTerms:
+        """The transport cost."""
+        cost = self.compared.cost(*self.model_side(point))
+        return LossTerms.of(cost, direct=cost)
+
+    def model_side(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Points of the model (R or 1, M, d) in units of the columns, and their weights (R or 1, M)."""
+        values, log_weight = self.points.at(self.naturals(point))
+        return self.columns.of_values(values), torch.softmax(log_weight, -1)
+
+    @property
+    def pace(self) -> Pace:
+        """Drawn points serve for some steps; where rows are completed, estimates need several rounds."""
+        steps = self.direct.steps if self.points.must_be_drawn else None
+        return Pace(steps=steps, refinements=self.direct.rounds if self._is_refined else 0)
+
+    @property
+    def _is_refined(self) -> bool:
+        return bool(self.points.must_be_drawn) or self._can_complete
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        """Which rows have no gap (N,)."""
+        return torch.stack([mask[0].all(-1) for mask in self.batch.mask.values()]).all(0)
+
+    @property
+    def has_densities(self) -> bool:
+        """Whether every node that bears on what is observed has a density."""
+        graph, mechanisms = self.structure.graph, self.structure.mechanisms
+        relevant = (n for n in graph.order if n in graph.observed or graph.observed_descendants(n))
+        return all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant)
+
+    @cached_property
+    def _can_complete(self) -> bool:
+        """Whether rows have gaps, and there are densities to draw them from."""
+        return not bool(self._seen.all()) and self.has_densities
+
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """Whether rows with gaps took part."""
+        if point is None or bool(self._seen.all()) or self._can_complete:
+            return ()
+        return (
+            f"{int((~self._seen).sum())} rows with gaps were left out: what they miss has no density to draw it from; "
+            "that is right if gaps do not depend on any value; see docs/missing-data.md",
+        )
+
+    # -- other rows ---------------------------------------------------------------------------------------------------
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TransportRows:
+        """Fewer rows, and fewer points if ``coarse``."""
+        part = random_part(self.rows, rows, self.seed)
+        batch = self.batch if part is None else self.batch.take(part)
+        direct = replace(self.direct, points=max(1, self.direct.points // 4)) if coarse else self.direct
+        return transport_rows(self.structure, batch, self.shapes, direct, self.seed)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> TransportRows:
+        """Rows that the model makes, each with the gaps and covariates of a random row."""
+        return transport_rows(self.structure, self.drawn(point, size, seed), self.shapes, self.direct, seed)
+
+    def reweighted(self, factors: Tensor) -> TransportRows:
+        """Rows whose weights are multiplied by ``factors`` (R, N); gaps are completed anew."""
+        own = replace(self, batch=replace(self.batch, weight=self.batch.weight * factors), course=FixedPoint())
+        return replace(own, compared=own._without_gaps())
+
+    # -- what an estimate tells ---------------------------------------------------------------------------------------
+
+    def laid_out_for(self, points: Tensor) -> Self:
+        """Categories and counts drawn at these replicas, unless they still count there."""
+        naturals = self.naturals(points.detach())
+        if self.points.fits(len(points)) and self.points.effective(naturals) >= FEWEST_EFFECTIVE:
+            return self
+        return replace(self, points=self.points.placed_at(naturals))
+
+    def refine(self, point: Tensor) -> Refinement | None:
+        """Gaps filled in and points drawn at the estimate, until that changes it no more; then more points."""
+        point, course = point.detach(), FixedPoint()
+        if self.is_fine:
+            return None
+        if not self._is_refined:
+            return self._finer(point)
+        if self.course.points:
+            change = (point - self.course.begin).square().mean(-1).sqrt()
+            if bool((change <= SETTLED * self.weight.sum(-1).rsqrt()).all()):
+                return self._finer(point)
+            if self._can_complete:
+                course = self.course.with_image(point)
+                point = course.best()
+        naturals = self.naturals(point)
+        own = replace(self, points=self.points.placed_at(naturals), course=course.at(point))
+        if self._can_complete:
+            return Refinement(replace(own, compared=self._completed(naturals)), point, "completed rows")
+        with torch.no_grad():
+            return Refinement(own, point, "drawn points", own.loss(point).total)
+
+    def _finer(self, point: Tensor) -> Refinement:
+        """The same rows and more points."""
+        direct = replace(self.direct, points=FINE * self.direct.points)
+        points = lay_out(self.structure, self.batch, direct, self.seed).placed_at(self.naturals(point))
+        return Refinement(replace(self, points=points, is_fine=True), point, "more points")
+
+    def _without_gaps(self) -> ComparedRows:
+        """Rows without gaps; all, with zeros in the gaps, if there are too few of them to begin with."""
+        rows = self._seen.nonzero()[:, 0]
+        rows = rows if len(rows) >= self.structure.rows_needed else torch.arange(self.rows)
+        values = {n: value[:1, rows] for n, value in self.batch.values.items()}
+        return replace(self.compared, rows=self.columns.of_values(values), weight=self.batch.weight[:, rows])
+
+    def _completed(self, naturals: Naturals) -> ComparedRows:
+        """Every row with several draws of what it misses, those of each replica at its own parameters."""
+        whole, gaps = self._seen.nonzero()[:, 0], (~self._seen).nonzero()[:, 0]
+        shared = replace(self.batch.take(gaps), weight=self.batch.weight[:1, gaps])
+        ranges = self.structure.count_ranges(self.batch.values)
+        replicas = max(len(value) for own in naturals.values() for value in own.values())
+        rows, draws = [], self.direct.draws
+        for replica in range(replicas):
+            own = {n: {k: v[replica % len(v)].detach()[None] for k, v in p.items()} for n, p in naturals.items()}
+            fitted = Fitted(self.structure, own, {}, None, ranges)
+            drawn = posterior_draws(fitted, shared, draws, self.seed, stratified=True)
+            values = {
+                n: torch.cat([value[0, whole], drawn[n].flatten(0, 1).to(value)]).unsqueeze(0)
+                for n, value in self.batch.values.items()
+            }
+            rows.append(self.columns.of_values(values))
+        weight = self.batch.weight
+        weight = torch.cat([draws * weight[:, whole], weight[:, gaps].repeat_interleave(draws, 1)], 1)
+        return replace(self.compared, rows=torch.cat(rows), weight=weight)
+
+
+def transport_rows(
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
+) -> TransportRows:
+    """Choose units, directions and points; the same seed chooses alike."""
+    columns = Columns.of(structure, batch)
+    groups = [[columns.places[node] for node in group] for group in neighbourhoods(structure)]
+    along = directions(groups, len(columns.spread), direct.sliced, seed).to(batch.weight)
+    compared = ComparedRows(columns.of_values(batch.values), batch.weight, direct.divergence, along)
+    points = lay_out(structure, batch, direct, seed)
+    own = TransportRows(structure, batch, shapes, direct, seed, columns, points, compared)
+    return replace(own, compared=own._without_gaps())
