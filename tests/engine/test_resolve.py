@@ -376,9 +376,8 @@ def test_what_is_said_is_taken():
     assert (plan.method.steps, plan.restarts, plan.course) == (5, 2, course)
     assert plan_of("table", "paper").method == otp.paper()
     assert plan_of("table", "transport", steps=9).method == otp.transport(steps=9)
-    assert plan_of("table", robust="outliers").leaves_out == otp.RobustOptions()
     few = otp.RobustOptions(most_dropped=0.1)
-    assert plan_of("table", robust="outliers", options=few).leaves_out is few
+    assert plan_of("table", robust=few).leaves_out is few
 
 
 def test_misfit_reads_whether_weights_are_given():

@@ -130,11 +130,10 @@ def fit(
     check_seconds("time_limit", time_limit)
     check_seconds("checkpoint_seconds", checkpoint_seconds)
     stopping = Stopping(time_limit)
-    robustness = robust_kind(robust)
-    kind = recognise(model, data, weights=weights, device=device, every_row=robustness == "outliers")
+    robustness = as_robust(robust)
+    kind = recognise(model, data, weights=weights, device=device, every_row=isinstance(robustness, RobustOptions))
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
-    options = robust if isinstance(robust, RobustOptions) else None
-    plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course, options=options)
+    plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
     work = kind.work(plan.method)
     bounded = nullcontext() if work is None else bounded_threads(work)
     listening = stopping.listening(to_terminate=checkpoint is not None)
@@ -327,14 +326,15 @@ def check_arguments(seed: object, steps: object, restarts: object, device: objec
         raise ModelError(f"device {device!r} was asked for, but no CUDA device is available; use device='cpu'")
 
 
-def robust_kind(robust: object) -> str | None:
-    """None, ``"outliers"`` or ``"misfit"``."""
-    kinds: dict[Any, str | None] = {False: None, True: "outliers", "outliers": "outliers", "misfit": "misfit"}
-    if isinstance(robust, RobustOptions):
-        return "outliers"
-    if not isinstance(robust, bool | str) or robust not in kinds:
+def as_robust(robust: object) -> RobustOptions | str | None:
+    """How much may be left out; ``"misfit"``; or None."""
+    if robust is True or robust == "outliers":
+        return RobustOptions()
+    if isinstance(robust, RobustOptions) or robust == "misfit":
+        return robust
+    if robust is not False:
         raise ModelError(f"robust must be True, False, 'outliers', 'misfit' or an otp.RobustOptions; got {robust!r}")
-    return kinds[robust]
+    return None
 
 
 def check_honoured(kind: DataKind, *, weights: bool, robust: bool, device: str) -> None:
@@ -349,11 +349,10 @@ def resolve(
     kind: DataKind,
     method: str | Method,
     *,
-    robust: str | None,
+    robust: RobustOptions | str | None,
     steps: int | None,
     restarts: int | None,
     course: SearchSchedule | None,
-    options: RobustOptions | None = None,
 ) -> Plan:
     """Choose the method, and everything that the user left open."""
     if course is not None and not isinstance(course, SearchSchedule):
@@ -361,7 +360,7 @@ def resolve(
     chosen = _chosen(kind, method, robust)
     chosen = chosen if steps is None else chosen.with_steps(int(steps))
     kind.check(chosen)
-    if robust == "outliers":
+    if isinstance(robust, RobustOptions):
         kind.check_robust(chosen)
     if restarts is not None and kind.most_restarts is not None and restarts > kind.most_restarts:
         raise ModelError(
@@ -372,11 +371,11 @@ def resolve(
         method=chosen,
         restarts=kind.restarts(chosen) if restarts is None else int(restarts),
         course=kind.course(chosen) if course is None else course,
-        leaves_out=(options or RobustOptions()) if robust == "outliers" else None,
+        leaves_out=robust if isinstance(robust, RobustOptions) else None,
     )
 
 
-def _chosen(kind: DataKind, method: str | Method, robust: str | None) -> Method:
+def _chosen(kind: DataKind, method: str | Method, robust: object) -> Method:
     if robust == "misfit":
         if method != "auto":
             raise ModelError("robust='misfit' is a method of its own: leave method at 'auto'")
