@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.mechanisms.normal import LOG_SQRT_2PI
+from otpdag.mechanisms.base import Params, Parents
+from otpdag.mechanisms.normal import LOG_SQRT_2PI, Located
 from otpdag.mechanisms.parameters import Parameter, SettingLike, Support
-from otpdag.mechanisms.predictor import Predicted, centre_and_spread
-from otpdag.spaces import Real, Space
+from otpdag.mechanisms.predictor import centre_and_spread
 
 
 class _Covariance(Support):
@@ -51,7 +49,7 @@ class _Covariance(Support):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class MultivariateNormal(Predicted):
+class MultivariateNormal(Located):
     r"""A normal vector with a full covariance matrix for each discrete configuration of its parents.
 
     .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + L[\mathrm{pa}] \, u,
@@ -75,36 +73,16 @@ class MultivariateNormal(Predicted):
     """
 
     dim: int = field(default=2, kw_only=False)
-    loc: SettingLike = None
     covariance: SettingLike = None
     shared_covariance: bool = False
-    floor: float | None = None
 
     network: Sequence[int] = field(default=(), init=False)
-    predicts: ClassVar[str] = "loc"
     beside: ClassVar[tuple[str, ...]] = ("covariance",)
-    has_free_level: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Check the floor."""
-        super().__post_init__()
-        if self.floor is not None and not self.floor >= 0:
-            raise ModelError(f"floor must not be negative; got {self.floor}")
 
     @property
     def share(self) -> float:
         """Of a column's variance: what no direction falls below."""
         return self.floor if self.floor is not None else 1e-6 * self.family.hidden_parents
-
-    @property
-    def space(self) -> Space:
-        """Real vectors."""
-        return Real(self.dim)
-
-    @property
-    def noise(self) -> Noise:
-        """Standard normal, one for each coordinate."""
-        return Noise(self.dim, "normal")
 
     @property
     def is_linear(self) -> bool:

@@ -41,37 +41,20 @@ def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LocationScale(Predicted):
-    """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
+class Located(Predicted):
+    """Shared parts of nodes with a predicted location, normal noise around it, and a floor under its spread."""
 
     loc: SettingLike = None
-    scale: SettingLike = None
-    shared_scale: bool = False
     floor: float | None = None
 
     predicts: ClassVar[str] = "loc"
-    beside: ClassVar[tuple[str, ...]] = ("scale",)
     has_free_level: ClassVar[bool] = True
-    isotropic = False
-    smallest_at_start: ClassVar[float] = 1e-3
-    """Of a scale, as a share of the column's spread."""
-    smallest: Tensor | None = field(default=None, init=False)
-    """The smallest scale of each coordinate, once the data are known."""
-    is_symmetric: ClassVar[bool] = False
-    """Whether the noise is as likely as its negative: then the node is turned round with its location."""
-    scales_when_hidden: ClassVar[bool] = False
-    """Whether a hidden node learns its scale; else it is one unless it is given: children's slopes tell the rest."""
 
     def __post_init__(self) -> None:
         """Check the floor."""
         super().__post_init__()
         if self.floor is not None and not self.floor >= 0:
             raise ModelError(f"floor must not be negative; got {self.floor}")
-
-    @property
-    def scale_setting(self) -> SettingLike:
-        """What is given of the scale, or known since the node is hidden."""
-        return 1.0 if self.scale is None and self.family.hidden and not self.scales_when_hidden else self.scale
 
     @property
     def space(self) -> Space:
@@ -82,6 +65,30 @@ class LocationScale(Predicted):
     def noise(self) -> Noise:
         """Standard normal, one for each coordinate."""
         return Noise(self.dim, "normal")
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class LocationScale(Located):
+    """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
+
+    scale: SettingLike = None
+    shared_scale: bool = False
+
+    beside: ClassVar[tuple[str, ...]] = ("scale",)
+    isotropic = False
+    smallest_at_start: ClassVar[float] = 1e-3
+    """Of a scale, as a share of the column's spread."""
+    smallest: Tensor | None = field(default=None, init=False)
+    """The smallest scale of each coordinate, once the data are known."""
+    is_symmetric: ClassVar[bool] = False
+    """Whether the noise is as likely as its negative: then the node is turned round with its location."""
+    scales_when_hidden: ClassVar[bool] = False
+    """Whether a hidden node learns its scale; else it is one unless it is given: children's slopes tell the rest."""
+
+    @property
+    def scale_setting(self) -> SettingLike:
+        """What is given of the scale, or known since the node is hidden."""
+        return 1.0 if self.scale is None and self.family.hidden and not self.scales_when_hidden else self.scale
 
     @property
     def scale_rows(self) -> int:

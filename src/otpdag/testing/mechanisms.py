@@ -571,31 +571,10 @@ def check_spec(case: Case) -> None:
     case.require_all_close(natural, case.params, "{} changed on the way through JSON")
 
 
-MECHANISM_CHECKS: tuple[Callable[[Case], None], ...] = (
-    check_shapes,
-    check_extra_axes,
-    check_single_precision,
-    check_units,
-    check_start,
-    check_density,
-    check_score,
-    check_abduction,
-    check_gradients,
-    check_replicas,
-    check_mask,
-    check_complete,
-    check_log_probs,
-    check_features,
-    check_fitted,
-    check_axes,
-    check_relabelling,
-    check_turning,
-    check_slopes,
-    check_mean,
-    check_settings,
-    check_spec,
+MECHANISM_CHECKS: tuple[Check, ...] = tuple(
+    value for name, value in vars().items() if name.startswith("check_") and value is not check_mechanism
 )
-"""All checks, to parametrise a test with."""
+"""All checks of this file in their order, to parametrise a test with."""
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------
