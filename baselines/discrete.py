@@ -45,6 +45,9 @@ class DiscreteAutoencoder(ABC):
             them, codewords are as long as the grid has channels, and the cost is the squared error.
     """
 
+    in_turn = False
+    """Whether encoder and model are updated in turn, each on every batch."""
+
     def __init__(
         self,
         n_codes=512,
@@ -94,7 +97,7 @@ class DiscreteAutoencoder(ABC):
         parameters |= {f"decoder.{k}": v.detach().clone().unsqueeze(0) for k, v in self.decoder.named_parameters()}
         parameters |= self.map.init()
         self.shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
-        outcome = train(self, rows, parameters, on_step)
+        outcome = train(self, rows, parameters, on_step, in_turn=self.in_turn)
         self.failed = bool(outcome.failed.any())
         self.parameters = unpack(outcome.point, self.shapes)
         return self

@@ -32,12 +32,12 @@ class NetworkProblem(Problem):
         return self.loss_of(theta, phi, self.images[:, index], streams, progress)
 
 
-def train(autoencoder, rows: Tensor, parameters: dict[str, Tensor], on_step=None) -> Outcome:
-    """Minimise a baseline's ``_loss`` from ``parameters`` for its epochs."""
+def train(autoencoder, rows: Tensor, parameters: dict[str, Tensor], on_step=None, *, in_turn=False) -> Outcome:
+    """Minimise a baseline's ``_loss`` from ``parameters`` for its epochs, of encoder and model together or in turn."""
     shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
     problem = NetworkProblem(rows.unsqueeze(0), autoencoder.batch_size, shapes, autoencoder._loss)
-    steps = autoencoder.n_epochs * math.ceil(len(rows) / autoencoder.batch_size)
-    adam = Adam(steps=steps, learning_rate=autoencoder.learning_rate, averaging=0.0)
+    steps = (1 + in_turn) * autoencoder.n_epochs * math.ceil(len(rows) / autoencoder.batch_size)
+    adam = Adam(steps=steps, learning_rate=autoencoder.learning_rate, averaging=0.0, alternating=in_turn)
 
     def watch(progress) -> bool:
         return on_step is not None and bool(on_step(progress.step, progress.terms))

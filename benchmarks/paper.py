@@ -11,10 +11,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from baselines import lda
+from baselines.vq_vae import VQVAE
 from benchmarks.harness import Case, Record, Settings, Skip, timed
 from experiments.mixtures import METHODS, simulate
 from experiments.paper_chain import fit_paper
-from otpdag.datasets import bars, corpus, poisson_chain
+from experiments.paper_codebook import PaperCodebook
+from otpdag.datasets import bars, corpus, load_images, poisson_chain
 from otpdag.errors import ConvergenceWarning, DataError
 from otpdag.estimators import LatentDirichletAllocation
 from otpdag.metrics import npmi_coherence, patterns_recovered, top_words, topic_diversity, topic_errors
@@ -29,6 +31,7 @@ RATES = np.array([0.040, 0.079, 0.148, 0.084])  # Table 3, min-max errors
 STAY = 0.12
 STATES, SEQUENCES, LENGTH, STARTS = 4, 250, 200, 5
 WIDTH = 10.0  # of the range that every rate is drawn from
+TIMES_PLAIN = 3.0  # perplexity of codewords, over a plain VQ-VAE's
 MIXTURES = {"variances": "wrong_variances", "weights": "wrong_weights", "both": "wrong_both"}
 
 
@@ -107,10 +110,27 @@ def texts(settings: Settings, *, epochs: int = 100) -> Record:
     return {"ratio": products["svi"] / max(products["ours"], 1e-9), "seconds": seconds, **products}
 
 
+def codewords(name: str, settings: Settings, *, train: int = 600, epochs: int = 10, codes: int = 128) -> Record:
+    """Three times the perplexity of a plain VQ-VAE over that of the paper's codewords, on images that had no part."""
+    try:
+        images = load_images(name, train=train, test=200, source="prepared").padded(32)
+    except DataError as error:
+        raise Skip(str(error)) from error
+    found = {}
+    for label, kind in (("ours", PaperCodebook), ("vq_vae", VQVAE)):
+        model = kind(codes, 16, width=32, n_epochs=epochs, batch_size=32, random_state=settings.seed)
+        with threadpool_limits(1):
+            _, found[f"{label}_seconds"] = timed(partial(model.fit, images.train))
+        error = np.square(model.reconstruct(images.test).astype(float) - images.test).mean()
+        found |= {label: model.perplexity(images.test), f"{label}_squared_error": float(error)}
+    return {"ratio": TIMES_PLAIN * found["vq_vae"] / found["ours"], **found}
+
+
 CASES: dict[str, Case] = {
     "bars10": partial(bars_recovered, 10),
     "bars20": partial(bars_recovered, 20),
     "hmm": chains,
     **{f"figure1_{name}": partial(mixture, case) for name, case in MIXTURES.items()},
     "texts": texts,
+    **{f"codewords_{name}": partial(codewords, name) for name in ("cifar10", "mnist")},
 }

@@ -84,7 +84,7 @@ def report(errors: pd.DataFrame, chosen: tuple[Setting, ...], *, quick: bool = F
         "and by top words, whatever their mass, as the paper's figures show them. EM and SVI are given the true "
         "α = 1/K, ProdLDA has α = 1; otpdag and tomotopy learn it. ProdLDA is no mixture: its topics are what "
         "its decoder gives to documents about one topic. "
-        "The paper mode is the published practice, by our code, at its printed settings. "
+        "The paper mode is the published practice, by our code, at its printed settings, the best of twelve starts. "
         f"Seconds are of one core. {CONVERGED}",
         *(["", HASTE] if quick else []),
     ]
