@@ -59,7 +59,7 @@ class Columns:
     def of_values(self, values: Mapping[str, Tensor]) -> Tensor:
         """Values (R or 1, M, width) of the observed nodes as rows (R or 1, M, d)."""
         own = [values[node] for node in self.places]
-        shape = torch.broadcast_shapes(*(value.shape[:-1] for value in own))
+        shape = np.broadcast_shapes(*(value.shape[:-1] for value in own))
         return (torch.cat([value.expand(*shape, -1) for value in own], -1) - self.centre) / self.spread
 
 
@@ -132,7 +132,7 @@ class Quantiles:
         .. math:: \int_s^t |q - y| = \int_c^t q - \int_s^c q + y (2 c - s - t), \qquad q(c) = y.
         """
         points, ends = _sorted_steps(points, weight)
-        shape = torch.broadcast_shapes(points.shape, (*self.values.shape[:-1], 1))
+        shape = np.broadcast_shapes(points.shape, (*self.values.shape[:-1], 1))
         points, ends = points.expand(shape), ends.clamp(max=1.0).expand(shape)
         begins, until = _shifted(ends), self.integral(ends)
         before = _shifted(until)
@@ -166,14 +166,14 @@ class Quantiles:
         return _shifted((self.values * (self.ends - self._starts)).cumsum(-1))
 
     @staticmethod
-    def _on(own: Tensor, shape: torch.Size) -> Tensor:
+    def _on(own: Tensor, shape: tuple[int, ...]) -> Tensor:
         return own.expand(*shape[:-1], -1)
 
 
 def _sorted_steps(along: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Values (R or 1, K, N) in order, and levels up to which each is the quantile; numpy sorts faster than torch."""
     order = torch.from_numpy(np.argsort(along.detach().cpu().numpy(), -1)).to(along.device)
-    shape = torch.broadcast_shapes(along.shape, (len(weight), 1, 1))
+    shape = np.broadcast_shapes(along.shape, (len(weight), 1, 1))
     own = weight.unsqueeze(-2).expand(shape).gather(-1, order.expand(shape))
     return along.gather(-1, order).expand(shape), own.cumsum(-1)
 

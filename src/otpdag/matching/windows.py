@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +70,7 @@ class TransportWindows(Problem):
         naturals = self.naturals(point)
         steps = [one.at(naturals) for one in self.points]
         shown = [self.columns.of_values(values) for values, _ in steps]
-        shape = torch.broadcast_shapes(*(one.shape[:-1] for one in shown))
+        shape = np.broadcast_shapes(*(one.shape[:-1] for one in shown))
         windows = torch.cat([one.expand(*shape, -1) for one in shown], -1)
         first, moves = (torch.exp(logs) for logs in hidden_potentials(self.structure, naturals, self.states))
         log_weight = torch.stack(torch.broadcast_tensors(*(own for _, own in steps))).sum(0)
