@@ -160,8 +160,8 @@ def test_documents_through_fit_give_what_the_estimator_gives(name):
     steps = {"likelihood": 30, "transport": 40, "paper": 1}[name]
     estimator = LatentDirichletAllocation(6, method=name, max_iter=steps, n_init=2, random_state=4).fit(counts)
     model = topic_model(6, counts.shape[1])
-    if name == "paper":  # whose passes over all documents are steps of fifty each
-        steps *= 200 // 50
+    if name == "paper":  # whose passes over all documents are steps of fifty each, of encoder and topics in turn
+        steps *= 2 * 200 // 50
     options = {"method": name, "steps": steps, "restarts": 2, "seed": estimator.result_.seed}
     result = otp.fit(model, otp.Documents(counts), **options)
     topics, alpha = model.params()["words"]["topics"], model.params()["shares"]["concentration"].ravel()

@@ -74,7 +74,9 @@ def neighbourhoods(structure: Structure) -> list[tuple[str, ...]]:
 def directions(
     groups: Sequence[Sequence[slice]], width: int, sliced: SlicedWasserstein, seed: int, most: int = 6
 ) -> Tensor:
-    """Unit vectors (width, K), each along the columns of at ``most`` so many nodes of a group."""
+    """Unit vectors (width, K), each along the columns of at ``most`` so many nodes of a group; a line has only one."""
+    if width == 1:
+        return torch.ones(1, 1)
     generator = np.random.default_rng(seed if sliced.seed is None else sliced.seed)
     vectors = np.zeros((width, sliced.projections))
     for number in range(sliced.projections):
