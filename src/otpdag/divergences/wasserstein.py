@@ -224,7 +224,7 @@ class SlicedWasserstein(AbstractDivergence):
 def _quantile_cost(u: Tensor, v: Tensor, a: Tensor, b: Tensor, p: float) -> Tensor:
     """Integrate the distance of the two quantile functions over their merged steps; returns (R, K)."""
     (u, reach_u), (v, reach_v) = _quantile_steps(u, a), _quantile_steps(v, b)
-    shape = torch.broadcast_shapes(u.shape[:-1], v.shape[:-1])
+    shape = np.broadcast_shapes(u.shape[:-1], v.shape[:-1])
     u, reach_u = u.expand(*shape, -1), reach_u.expand(*shape, -1)
     v, reach_v = v.expand(*shape, -1), reach_v.expand(*shape, -1)
     knots = torch.cat([reach_u, reach_v], -1).sort(-1).values

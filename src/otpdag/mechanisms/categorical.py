@@ -447,7 +447,7 @@ class Multinomial(Shares):
 
     def _divide(self, noise: Tensor, probs: Tensor, total: Tensor) -> Tensor:
         """Divide ``total`` (R, ..., 1) draws down the tree in proportion to ``probs`` (R, ..., categories)."""
-        shape = torch.broadcast_shapes(probs.shape[:-1], total.shape[:-1], noise.shape[:-1])
+        shape = np.broadcast_shapes(probs.shape[:-1], total.shape[:-1], noise.shape[:-1])
         arrays = (inside_unit(noise), probs, total)
         noise_np, probs_np, total_np = (
             tensor.detach().expand(*shape, tensor.shape[-1]).cpu().numpy() for tensor in arrays
@@ -500,7 +500,7 @@ class Multinomial(Shares):
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """For each split, a point between the binomial distribution function below its count and at it."""
         probs = torch.softmax(self.log_shares(params, parents, value), -1)
-        shape = torch.broadcast_shapes(probs.shape[:-1], value.shape[:-1], uniform.shape[:-1])
+        shape = np.broadcast_shapes(probs.shape[:-1], value.shape[:-1], uniform.shape[:-1])
         probs, value = probs.expand(*shape, self.dim), value.expand(*shape, self.dim)
         uniform = uniform.expand(*shape, self.dim - 1)
         left_mass, mass = self._tree.splits(probs)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Self
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
@@ -108,7 +109,7 @@ class Decoder(OfAnySpace):
     def location(self, params: Params, parents: Parents) -> Tensor:
         """The module's output: (R, ..., width)."""
         columns = [parents[name] for name, _ in self.family.parents]
-        shape = torch.broadcast_shapes(*(column.shape[:-1] for column in columns))
+        shape = np.broadcast_shapes(*(column.shape[:-1] for column in columns))
         inputs = torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
         learned = {name: value for name, value in params.items() if name.startswith(PREFIX)}
         replicas = max(shape[0], *(len(value) for value in learned.values())) if learned else shape[0]
