@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 import otpdag as otp
 from benchmarks.problems import FACTOR, MIXED_DAG, MIXTURE, Problem
+from experiments.registry import Run, experiment
 from otpdag import datasets
-from otpdag.cli.registry import Run, experiment
 from otpdag.datasets import Truth
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2)
@@ -30,10 +30,10 @@ def contamination(run: Run) -> None:
     """Fit everything; write every error, the table and the figure."""
     repeats = 2 if run.quick else 10
     table = pd.concat([*(outliers(p, run.seed, repeats) for p in PROBLEMS), wrong_family(run.seed, repeats)])
-    table.to_csv(run.folder / "contamination.csv", index=False)
+    run.write("contamination.csv", table)
     text = report(table, repeats)
-    (run.folder / "contamination.md").write_text(text)
-    draw(table[table["kind"].isin(["box", "cluster"])]).savefig(run.folder / "contamination.png", dpi=130)
+    run.write("contamination.md", text)
+    run.write("contamination.png", draw(table[table["kind"].isin(["box", "cluster"])]), dpi=130)
     print(text)
 
 

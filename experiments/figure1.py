@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.mixtures import METHODS, ROBUST, Paired, SearchSchedule, Simulations, simulate
-from otpdag.cli.registry import Page, Run, experiment
+from experiments.registry import Page, Run, experiment
 
 STEPS = 300
 EVERY_STEP = 30  # is drawn up to this one; later ones lie close together
@@ -67,7 +67,7 @@ def figure1(run: Run) -> None:
             if len(part):
                 results.setdefault(case, {})[name] = as_course(part)
     # what others are compared with is EM
-    write(run.folder, given, {case: courses for case, courses in results.items() if "EM" in courses})
+    write(run, given, {case: courses for case, courses in results.items() if "EM" in courses})
     print((run.folder / "figure1.md").read_text())
 
 
@@ -100,16 +100,16 @@ def run_all(given: Simulations, *, seed: int, steps: int = STEPS) -> Results:
     }
 
 
-def write(folder: Path, given: Simulations, results: Results) -> None:
+def write(run: Run, given: Simulations, results: Results) -> None:
     """Write the figure, both tables of numbers and the summary."""
     titles = {case: given.cases[case].title for case in results}
     table = curves(results)
-    draw(table, titles).savefig(folder / "figure1.png", dpi=150)
-    table.to_csv(folder / "figure1.csv", index=False, float_format="%.6g")
-    finals(results).to_csv(folder / "figure1_final.csv", index=False, float_format="%.6g")
+    run.write("figure1.png", draw(table, titles), dpi=150)
+    run.write("figure1.csv", table, float_format="%.6g")
+    run.write("figure1_final.csv", finals(results), float_format="%.6g")
     summary = summarise(results)
-    summary.to_csv(folder / "figure1_table.csv", index=False, float_format="%.6g")
-    (folder / "figure1.md").write_text(as_markdown(summary, titles, len(given.data)))
+    run.write("figure1_table.csv", summary, float_format="%.6g")
+    run.write("figure1.md", as_markdown(summary, titles, len(given.data)))
 
 
 def curves(results: Results) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from baselines.base import Array
 from baselines.topics import hellinger_course
 from experiments.bars import settings
 from experiments.figure_topics import recovered
+from experiments.registry import Page, Run, experiment
 from experiments.topic_models import COLOURS, HASTE, TITLES, Method, course_of_ours, draw_grid, label_decades, methods
-from otpdag.cli.registry import Page, Run, experiment
 from otpdag.datasets import Bars
 from otpdag.metrics import match_topics
 
@@ -54,11 +54,11 @@ def figure_convergence(run: Run) -> None:
         for name, follow in followers(run.quick).items()
     )
     table = run.together(parts).assign(setting=setting.title)
-    table.to_csv(run.folder / "figure_convergence.csv", index=False, float_format="%.6g")
-    draw_patterns(drawn.topics, table).savefig(run.folder / "figure_convergence_patterns.png", dpi=150)
-    draw(table, setting.title).savefig(run.folder / "figure_convergence.png", dpi=150)
+    run.write("figure_convergence.csv", table, float_format="%.6g")
+    run.write("figure_convergence_patterns.png", draw_patterns(drawn.topics, table), dpi=150)
+    run.write("figure_convergence.png", draw(table, setting.title), dpi=150)
     text = report(setting.title, table, quick=run.quick)
-    (run.folder / "figure_convergence.md").write_text(text)
+    run.write("figure_convergence.md", text)
     print(text)
 
 

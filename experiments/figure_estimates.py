@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.poisson_chain import METHODS, RANGES, Size, estimates
-from otpdag.cli.registry import Run, experiment
+from experiments.registry import Run, experiment
 
 SHOWN = {"ours": "#2f5d9b", "em": "#d1762b", "paper": "#3d8b5a"}
 
@@ -15,8 +15,8 @@ def figure_estimates(run: Run) -> None:
     """Draw the distribution of true and estimated rates; use Table 3's estimates if they are in the same folder."""
     path = run.folder / "estimates.csv"
     estimated = pd.read_csv(path) if path.exists() else estimates(run, Size.of(run.quick))
-    estimated.to_csv(path, index=False)
-    draw(estimated).savefig(run.folder / "figure_estimates.png", dpi=150)
+    run.write("estimates.csv", estimated)
+    run.write("figure_estimates.png", draw(estimated), dpi=150)
 
 
 def draw(estimated: pd.DataFrame) -> Figure:

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 
 from experiments.image_features import train_judge
+from experiments.registry import Run, experiment
 from experiments.representations import DATASETS, Size, as_bytes, device, draw_sheet, fit, images_of
 from otpdag.cli.console import say
-from otpdag.cli.registry import Run, experiment
 from otpdag.estimators import CodePrior
 from otpdag.metrics import frechet_distance
 
@@ -33,9 +33,8 @@ def figure_generated(run: Run) -> None:
         "rebuilt\ntest images": held[:JUDGED],
     }
     made = {name: as_bytes(np.asarray(fitted.decode(given))) for name, given in drawn.items()}
-    draw(made, f"{DATASETS['celeba']}, {len(images.train):,} images").savefig(
-        run.folder / "figure_generated.png", dpi=130
-    )
+    title = f"{DATASETS['celeba']}, {len(images.train):,} images"
+    run.write("figure_generated.png", draw(made, title), dpi=130)
     judge = train_judge(images.train, images.train_labels, epochs=size.judge_epochs, seed=run.seed)
     target = judge.features(images.test)
     table = pd.DataFrame(
@@ -45,9 +44,9 @@ def figure_generated(run: Run) -> None:
             "nats_per_code": [-prior.score(held), independent_entropy(codes, held, size.codes), np.nan],
         }
     )
-    table.to_csv(run.folder / "figure_generated.csv", index=False, float_format="%.6g")
+    run.write("figure_generated.csv", table, float_format="%.6g")
     text = as_markdown(table, len(images.test))
-    (run.folder / "figure_generated.md").write_text(text)
+    run.write("figure_generated.md", text)
     print(text)
 
 

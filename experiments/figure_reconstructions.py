@@ -3,8 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from experiments.registry import Run, experiment
 from experiments.representations import DATASETS, METHODS, Size, draw_sheet, images_of, part
-from otpdag.cli.registry import Run, experiment
 from otpdag.metrics import psnr, ssim
 
 SHOWN = 12
@@ -27,11 +27,11 @@ def figure_reconstructions(run: Run) -> None:
                 quality = {"psnr": psnr(one[None], other[None]), "ssim": ssim(one[None], other[None])}
                 measured.append({"dataset": name, "method": method, "test_image": row} | quality)
         title = f"{DATASETS[name]}: test images after {size.epochs} epochs on {len(images.train):,}"
-        draw_sheet(rows, title).savefig(run.folder / f"figure_reconstructions_{name}.png", dpi=130)
+        run.write(f"figure_reconstructions_{name}.png", draw_sheet(rows, title), dpi=130)
     table = pd.DataFrame(measured)
-    table.to_csv(run.folder / "figure_reconstructions.csv", index=False, float_format="%.6g")
+    run.write("figure_reconstructions.csv", table, float_format="%.6g")
     text = as_markdown(table)
-    (run.folder / "figure_reconstructions.md").write_text(text)
+    run.write("figure_reconstructions.md", text)
     print(text)
 
 

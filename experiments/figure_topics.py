@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from baselines.base import Array
 from experiments.bars import Setting, first_fits, settings
+from experiments.registry import Run, experiment
 from experiments.topic_models import HASTE, TITLES, draw_grid
-from otpdag.cli.registry import Run, experiment
 from otpdag.metrics import match_topics, patterns_recovered
 
 
@@ -22,12 +22,12 @@ def figure_topics(run: Run) -> None:
         lined_up = {name: topics[match_topics(true, topics)] for name, topics in estimated.items()}
         right = {name: recovered(true, topics) for name, topics in lined_up.items()}
         stem = f"figure_topics_{setting.topics}"
-        draw(setting, true, lined_up, right).savefig(run.folder / f"{stem}.png", dpi=150)
-        as_table(true, lined_up, right).to_csv(run.folder / f"{stem}.csv", index=False, float_format="%.6g")
+        run.write(f"{stem}.png", draw(setting, true, lined_up, right), dpi=150)
+        run.write(f"{stem}.csv", as_table(true, lined_up, right), float_format="%.6g")
         lines += [f"## {setting.title}", "", "| | bars recovered exactly |", "|---|---:|"]
         lines += [f"| {TITLES[name]} | {sum(flags)} of {len(true)} |" for name, flags in right.items()]
         lines += ["", f"![Topics of every method]({stem}.png)", ""]
-        (run.folder / "figure_topics.md").write_text("\n".join(lines))
+        run.write("figure_topics.md", "\n".join(lines))
     print("\n".join(lines))
 
 

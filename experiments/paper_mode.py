@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 import otpdag as otp
 from benchmarks.problems import FACTOR, LATENT_CLASS, Problem, factor_groups, latent_class_groups
-from otpdag.cli.registry import Page, Run, experiment
+from experiments.registry import Page, Run, experiment
 from otpdag.datasets import Truth
 
 SIZES = ((2000, 10), (500, 2))  # rows and data sets, at full size and quick
@@ -65,10 +65,10 @@ def paper_mode(run: Run) -> None:
         for method in METHODS
     )
     table = run.together(parts)
-    table.to_csv(run.folder / "paper_mode.csv", index=False, float_format="%.6g")
-    draw(table).savefig(run.folder / "paper_mode.png", dpi=150)
+    run.write("paper_mode.csv", table, float_format="%.6g")
+    run.write("paper_mode.png", draw(table), dpi=150)
     text = report(table)
-    (run.folder / "paper_mode.md").write_text(text)
+    run.write("paper_mode.md", text)
     print(text)
 
 

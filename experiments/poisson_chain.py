@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from baselines import hmm
 from experiments.paper_chain import fit_paper
-from otpdag.cli.registry import Run
+from experiments.registry import Run
 from otpdag.datasets import poisson_chain
 from otpdag.estimators import HiddenMarkovModel
 

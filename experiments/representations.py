@@ -18,8 +18,8 @@ from baselines.discrete import DiscreteAutoencoder
 from baselines.sq_vae import SQVAE
 from baselines.vq_vae import VQVAE, VQVAEEMA
 from experiments.image_features import Judge, train_judge
+from experiments.registry import Page, Run, Scale
 from otpdag.cli.console import say
-from otpdag.cli.registry import Page, Run, Scale
 from otpdag.datasets import ImageSet, load_images
 from otpdag.errors import DataError
 from otpdag.estimators import VectorQuantizedAutoencoder
@@ -269,9 +269,9 @@ def compare(run: Run, methods: Sequence[str], size: Size) -> pd.DataFrame:
 def write(run: Run, name: str, title: str, methods: Sequence[str], paper: Mapping[tuple[str, str], str]) -> None:
     """Fit the methods to every data set; write what they rebuild as data and as a table."""
     table = compare(run, methods, Size.of(run.scale))
-    table.to_csv(run.folder / f"{name}.csv", index=False, float_format="%.6g")
+    run.write(f"{name}.csv", table, float_format="%.6g")
     text = as_markdown(title, table, paper)
-    (run.folder / f"{name}.md").write_text(text)
+    run.write(f"{name}.md", text)
     print(text)
 
 

@@ -7,8 +7,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.bars import Setting, run_setting, settings, starts
+from experiments.registry import Page, Run, experiment
 from experiments.topic_models import COLOURS, CONVERGED, HASTE, TITLES, label_decades, spread
-from otpdag.cli.registry import Page, Run, experiment
 
 MEASURES = {
     "hellinger": ("Hellinger", 4),
@@ -66,10 +66,10 @@ def page(folder: Path) -> Page:
 def table1(run: Run) -> None:
     """Fit all settings, each fit a part of the run; write every estimate's errors, the table and a picture of it."""
     errors = run.together(part for setting in settings(run.quick) for part in run_setting(run, setting))
-    errors.to_csv(run.folder / "table1.csv", index=False, float_format="%.6g")
+    run.write("table1.csv", errors, float_format="%.6g")
     chosen = tuple(one for one in settings(run.quick) if (errors["topics"] == one.topics).any())
-    (run.folder / "table1.md").write_text(report(errors, chosen, quick=run.quick))
-    draw(errors, chosen).savefig(run.folder / "table1.png", dpi=150)
+    run.write("table1.md", report(errors, chosen, quick=run.quick))
+    run.write("table1.png", draw(errors, chosen), dpi=150)
     print((run.folder / "table1.md").read_text())
 
 

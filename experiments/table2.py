@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from threadpoolctl import threadpool_limits
 
 from baselines.base import Array, Estimate
+from experiments.registry import Page, Run, experiment
 from experiments.topic_models import COLOURS, CONVERGED, HASTE, TITLES, halfway, methods, ours, spread
-from otpdag.cli.registry import Page, Run, experiment
 from otpdag.datasets import Corpus, corpus
 from otpdag.errors import DataError
 from otpdag.metrics import npmi_coherence, top_words, topic_diversity
@@ -158,10 +158,10 @@ def relevance(topics: Array, text: Corpus) -> Array:
 def write(run: Run, results: pd.DataFrame, missing: list[str]) -> None:
     """Write all results so far."""
     figures, words = results.drop(columns="words"), words_by_topic(results)
-    figures.to_csv(run.folder / "table2.csv", index=False, float_format="%.6g")
-    words.to_csv(run.folder / "table7_words.csv", index=False)
-    (run.folder / "table2.md").write_text(report(figures, words, missing, quick=run.quick))
-    draw(figures).savefig(run.folder / "table2.png", dpi=150)
+    run.write("table2.csv", figures, float_format="%.6g")
+    run.write("table7_words.csv", words)
+    run.write("table2.md", report(figures, words, missing, quick=run.quick))
+    run.write("table2.png", draw(figures), dpi=150)
 
 
 def words_by_topic(results: pd.DataFrame) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from experiments.figure_estimates import draw
 from experiments.poisson_chain import METHODS, RANGES, STARTS, Size, estimates
-from otpdag.cli.registry import Page, Run, experiment
+from experiments.registry import Page, Run, experiment
 
 PAPER = {
     "OTP-DAG": ("0.040 ± 0.129", "0.079 ± 0.088", "0.148 ± 0.119", "0.084 ± 0.099", "about 3 min"),
@@ -38,9 +38,9 @@ def table3(run: Run) -> None:
     """Fit all data sets, each a part of the run; write every estimate and the table."""
     size = Size.of(run.quick)
     estimated = estimates(run, size).assign(sequences=size.sequences)
-    estimated.to_csv(run.folder / "estimates.csv", index=False)
+    run.write("estimates.csv", estimated)
     text = report(estimated, size)
-    (run.folder / "table3.md").write_text(text)
+    run.write("table3.md", text)
     print(text)
 
 

@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from experiments.registry import Run, experiment
 from experiments.representations import page, write
-from otpdag.cli.registry import Run, experiment
 
 PAPER = {
     ("cifar10", "VQ-VAE"): "8 x 8 | 0.70 | 23.14 | 0.35 | 77.3 | 69.8",

@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from experiments.registry import Run, experiment
 from experiments.representations import page, write
-from otpdag.cli.registry import Run, experiment
 
 PAPER = {
     ("cifar10", "SQ-VAE"): "8 x 8 | 0.80 | 26.11 | 0.23 | 55.4 | 434.8",

@@ -19,8 +19,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import otpdag as otp
+from experiments.registry import Run
 from otpdag import engine
-from otpdag.cli import app, command_files, fit_command, registry
+from otpdag.cli import app, command_files, fit_command
 from otpdag.cli.model_file import read_model_file
 
 MODEL = """
@@ -613,20 +614,19 @@ def test_check(factory, fitted):
 
 @pytest.fixture
 def checkout(tmp_path, monkeypatch) -> Path:
-    """A made-up checkout with one experiment, one that cannot be imported, and a clean registry."""
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "otpdag"\n')
+    """A made-up checkout with one experiment, and one that cannot be imported."""
     folder = tmp_path / "experiments"
     folder.mkdir()
     (folder / "__init__.py").touch()
+    shutil.copy(Path(otp.__file__).parents[2] / "experiments" / "registry.py", folder)
     (folder / "figure9.py").write_text(
-        "from otpdag.cli.registry import Run, experiment\n\n\n"
+        "from experiments.registry import Run, experiment\n\n\n"
         '@experiment("figure9", "Nine lives")\n'
         "def figure9(run: Run) -> None:\n"
         '    (run.folder / "figure9.txt").write_text(f"{run.seed} {run.quick}")\n'
     )
     (folder / "table8.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_REGISTRY", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "experiments"}
     for name in known:
@@ -674,7 +674,7 @@ def test_reproduce_resumes_what_can_be_resumed(checkout):
         run("reproduce", "--folder", checkout, "figure9", "--resume")
     )
     (checkout / "experiments" / "table7.py").write_text(
-        "from otpdag.cli.registry import Run, experiment\n\n\n"
+        "from experiments.registry import Run, experiment\n\n\n"
         '@experiment("table7", "Seven parts", resumable=True)\n'
         "def table7(run: Run) -> None:\n"
         '    with (run.folder / "parts.txt").open("a") as file:\n'
@@ -689,7 +689,7 @@ def test_reproduce_resumes_what_can_be_resumed(checkout):
 def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
     (checkout / "experiments" / "table6.py").write_text(
         "import pandas as pd\nfrom matplotlib.figure import Figure\n\n"
-        "from otpdag.cli.registry import Page, Run, experiment\n\n\n"
+        "from experiments.registry import Page, Run, experiment\n\n\n"
         "def page(folder):\n"
         '    return Page("# Table 6\\n\\n" + str(len(list((folder / "parts").iterdir()))), {"Six": Figure()})\n\n\n'
         '@experiment("table6", "Six parts", resumable=True, page=page)\n'
@@ -725,7 +725,7 @@ def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
 
 def test_some_parts_of_a_run_are_made_by_themselves(checkout):
     (checkout / "experiments" / "table6.py").write_text(
-        "import pandas as pd\n\nfrom otpdag.cli.registry import Page, Run, experiment\n\n\n"
+        "import pandas as pd\n\nfrom experiments.registry import Page, Run, experiment\n\n\n"
         "def page(folder):\n"
         '    return Page("# Table 6\\n\\n" + (folder / "table6.csv").read_text())\n\n\n'
         '@experiment("table6", "Two parts", resumable=True, page=page)\n'
@@ -766,7 +766,7 @@ from functools import partial
 
 import pandas as pd
 
-from otpdag.cli.registry import Run, experiment
+from experiments.registry import Run, experiment
 
 
 def made(name):
@@ -799,37 +799,38 @@ def test_parts_are_made_by_processes_or_by_the_workers_of_a_scheduler(checkout, 
     assert pd.read_csv(tmp_path / "workers" / "table7.csv")["a"].tolist() == ["one", "two", "three"]
 
 
-def test_reproduce_says_when_there_is_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", {})
-    monkeypatch.setattr("otpdag.cli.registry.find_folder", lambda: None)
-    result = run("reproduce")
-    assert result.exit_code == 0
-    assert "No experiments found: they are part of the repository" in result.stdout
-    monkeypatch.setattr("otpdag.cli.registry.find_folder", lambda: tmp_path)
-    assert f"No experiments found in {tmp_path}" in run("reproduce").stdout
-    assert "no experiments were found" in one_line(run("reproduce", "figure1"))
-
-
-def test_experiments_of_the_present_folder_are_not_run_unasked(checkout):
+def test_experiments_of_the_present_folder_are_not_run_unasked(checkout, monkeypatch):
     """A folder that calls itself otpdag may be anybody's."""
     (checkout / "experiments" / "figure9.py").write_text("raise SystemExit('code was run')")
     listed = run("reproduce")
     assert listed.exit_code == 0
+    assert "table1" in listed.stdout
     assert "Nine lives" not in listed.stdout
-    assert registry.find_folder() == Path(otp.__file__).parents[2] / "experiments"
-    assert "--folder must be a folder" in one_line(run("reproduce", "--folder", checkout / "nowhere"))
+    assert "--folder must be a checkout" in one_line(run("reproduce", "--folder", checkout / "nowhere"))
+    monkeypatch.setattr("otpdag.cli.commands._own_experiments", lambda: None)
+    assert "no experiments found: they are part of the repository" in run("reproduce").stderr
 
 
-def test_an_experiment_has_one_name(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", {})
-    registry.experiment("figure1", "first")(lambda run: None)
+def test_a_file_of_a_run_is_replaced_as_a_whole(tmp_path):
+    run = Run(tmp_path)
+    run.write("table.csv", pd.DataFrame({"a": [1]}))
 
-    def second(run: registry.Run) -> None:
-        """Do nothing."""
+    class Half(pd.DataFrame):
+        def to_csv(self, file, **how):
+            file.write(b"a\n")
+            raise KeyboardInterrupt
 
-    second.__module__ = "elsewhere"
-    with pytest.raises(otp.ModelError, match="an experiment named 'figure1' is registered already"):
-        registry.experiment("figure1", "second")(second)
+    with pytest.raises(KeyboardInterrupt):
+        run.write("table.csv", Half({"a": [2]}))
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+    assert (tmp_path / "table.csv").read_text() == "a\n1\n"
+
+
+def test_an_experiment_has_one_name(checkout):
+    text = (checkout / "experiments" / "figure9.py").read_text()
+    (checkout / "experiments" / "other.py").write_text(text)
+    told = one_line(run("reproduce", "--folder", checkout))
+    assert "an experiment named 'figure9' is registered already, by experiments.figure9" in told
 
 
 # --- the rest ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from experiments import figure1, mixtures
+from experiments.registry import Run
 
 
 def test_errors_have_their_labels_lined_up():
@@ -42,7 +43,7 @@ def test_simulations_are_the_paper_s():
 def test_everything_is_written(tmp_path):
     given = mixtures.simulate(0, sims=3, rows=60)
     results = figure1.run_all(given, seed=0, steps=8)
-    figure1.write(tmp_path, given, results)
+    figure1.write(Run(tmp_path), given, results)
     curves = pd.read_csv(tmp_path / "figure1.csv")
     assert len(curves) == 4 * 5 * 9
     assert (curves["low"] <= curves["error"]).all()

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from experiments import paper_mode
-from otpdag.cli.registry import Run, Scale
+from experiments.registry import Run, Scale
 
 
 def test_scales_and_certainty_are_those_over_the_truth():

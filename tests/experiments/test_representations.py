@@ -8,7 +8,7 @@ import pytest
 
 from experiments import figure_generated, figure_reconstructions, representations, table4, table5
 from experiments.image_features import train_judge
-from otpdag.cli.registry import Run, Scale, registered
+from experiments.registry import Run, Scale, registered
 from otpdag.datasets import ImageSet
 from otpdag.metrics import psnr
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from otpdag.cli.registry import Run
+from experiments.registry import Run
 
 pytest.importorskip("hmmlearn", reason="the baseline of Table 3 is hmmlearn's")
 

@@ -8,7 +8,7 @@ import pytest
 
 from baselines.base import Estimate
 from experiments import bars, figure_convergence, figure_topics, table1, table2, topic_models
-from otpdag.cli.registry import Run, Scale, registered
+from experiments.registry import Run, Scale, registered
 from otpdag.datasets import Corpus
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators import LatentDirichletAllocation

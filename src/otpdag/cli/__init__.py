@@ -9,7 +9,6 @@ import typer
 from otpdag.cli import commands as c
 from otpdag.cli.console import FriendlyGroup
 from otpdag.cli.fit_command import fit
-from otpdag.cli.registry import reproduce
 
 __all__ = ["app", "main"]
 
@@ -24,9 +23,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _with_models = (c.init, fit, c.summary, c.show, c.sample, c.posterior, c.impute, c.score, c.check)
-_with_answers = (c.predict, c.forecast, c.effect, c.compare, c.select, c.report, c.schema, reproduce)
+_with_answers = (c.predict, c.forecast, c.effect, c.compare, c.select, c.report, c.schema)
 for command in (*_with_models, *_with_answers):
     app.command(command.__name__)(command)
+_as_given = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the checkout's own command
+app.command("reproduce", context_settings=_as_given, add_help_option=False)(c.reproduce)
 
 
 def _version(wanted: bool) -> None:

@@ -1,11 +1,13 @@
-"""All commands but ``fit`` and ``reproduce``: first model files, uses of a saved model, questions to models.
+"""All commands but ``fit``: first model files, uses of a saved model, questions to models.
 
 Nothing here imports torch or pandas before a command runs.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -469,3 +471,35 @@ def _put(table: pd.DataFrame, as_json: bool) -> None:
     told = table.reset_index()
     lines = told.to_dict(orient="records")
     c.write_out(c.json_text(lines) if as_json else told.to_csv(index=False, lineterminator="\n"))
+
+
+# --- experiments ------------------------------------------------------------------------------------------------------
+
+
+def reproduce(
+    words: typer.Context,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
+    ] = None,
+) -> None:
+    """Reproduce a table or figure; without a name, list what there is.
+
+    Experiments, their options among them, are no part of the package but of its repository.
+    """
+    experiments = _own_experiments() if folder is None else folder.resolve() / "experiments"
+    if experiments is None:
+        c.say("no experiments found: they are part of the repository; name a checkout with --folder")
+        return
+    if not (experiments / "registry.py").is_file():
+        raise ModelError(f"--folder must be a checkout of otpdag with its experiments; got {str(folder)!r}")
+    sys.path.insert(0, str(experiments.parent))
+    command = typer.main.get_command(importlib.import_module("experiments.registry").app)
+    command.main(words.args, prog_name="otpdag reproduce", standalone_mode=False)
+
+
+def _own_experiments() -> Path | None:
+    """Those of the checkout that the package runs from; code of no other folder is run unasked."""
+    source = Path(__file__).resolve().parents[2]
+    is_checkout = source.name == "src" and (source.parent / "experiments" / "registry.py").is_file()
+    return source.parent / "experiments" if is_checkout else None

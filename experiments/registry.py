@@ -2,23 +2,21 @@
 
 A file in the repository's folder ``experiments`` registers a table or figure::
 
-    from otpdag.cli.registry import Run, experiment
+    from experiments.registry import Run, experiment
 
 
     @experiment("figure1", "Recovery of a mixture under a wrong model")
     def figure1(run: Run) -> None:
         rows = 200 if run.quick else 2000
-        (run.folder / "figure1.csv").write_text(...)
+        run.write("figure1.csv", table)
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import pkgutil
 import platform
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ from rich.text import Text
 
 from otpdag.cli.console import FolderForce, RunSeed, check_folder, note_written, out, plain_table, say, warn
 from otpdag.errors import DataError, ModelError, printable
-from otpdag.files import make_folder
+from otpdag.files import make_folder, replacing, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +86,7 @@ class Run:
     def part(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A finished part of the run, from ``parts/NAME.csv`` if the run goes on and has it; made and kept otherwise.
 
-        A part is whole or not there: it is written beside its place and then moved. A part that ``only`` leaves out is
-        empty, so that the others can be put together without it.
+        A part that ``only`` leaves out is empty, so that the others can be put together without it.
         """
         from pandas import DataFrame, read_csv  # not needed by those who only ask for help
 
@@ -97,12 +94,27 @@ class Run:
         if not (self.resume and path.is_file()):
             if not fnmatchcase(name, self.only):
                 return DataFrame()
-            made = make()
             path.parent.mkdir(exist_ok=True)
-            unfinished = path.with_suffix(f".{os.getpid()}")
-            made.to_csv(unfinished, index=False)
-            unfinished.replace(path)
+            self.write(f"parts/{name}.csv", make())
         return read_csv(path)
+
+    def write(self, name: str, content: pd.DataFrame | Figure | str, **how: Any) -> None:
+        """Write a file of the run in one step: a table as CSV, a picture, or text.
+
+        Args:
+            name: Its name in the folder, whose ending says what a picture is written as.
+            content: What it holds.
+            how: Further arguments of ``to_csv`` or ``savefig``.
+        """
+        path = self.folder / name
+        if isinstance(content, str):
+            write_bytes(path, content.encode("utf-8"))
+            return
+        with replacing(path) as file:
+            if hasattr(content, "savefig"):
+                content.savefig(file, format=path.suffix[1:], **how)
+            else:
+                content.to_csv(file, index=False, **how)
 
     def parts(self, named: Iterable[tuple[str, Callable[[], pd.DataFrame]]]) -> list[pd.DataFrame]:
         """Several parts, by their names, as many at a time as there are jobs.
@@ -145,6 +157,7 @@ class Experiment:
 
 
 _REGISTRY: dict[str, Experiment] = {}
+app = typer.Typer(context_settings={"help_option_names": ["-h", "--help"]})
 
 
 def experiment(
@@ -170,28 +183,8 @@ def registered() -> dict[str, Experiment]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def find_folder() -> Path | None:
-    """The folder ``experiments`` of the checkout that the package runs from; code of no other folder is run unasked."""
-    source = Path(__file__).resolve().parents[2]
-    project, folder = source.parent / "pyproject.toml", source.parent / "experiments"
-    is_ours = source.name == "src" and project.is_file() and 'name = "otpdag"' in project.read_text()
-    return folder if is_ours and folder.is_dir() else None
-
-
-def named_folder(folder: Path) -> Path:
-    """The folder that a user names: a checkout, or its ``experiments``."""
-    inner = folder / "experiments"
-    chosen = (inner if inner.is_dir() else folder).resolve()
-    if not chosen.is_dir():
-        raise ModelError(f"--folder must be a folder; {str(folder)!r} is none")
-    return chosen
-
-
 def discover(folder: Path) -> dict[str, str]:
     """Import every module of the folder; for those that cannot be imported, why."""
-    root = str(folder.parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
     failed = {}
     names = sorted(module.name for module in pkgutil.iter_modules([str(folder)]))
     for name in [name for name in names if not name.startswith("_")]:
@@ -205,6 +198,7 @@ def discover(folder: Path) -> dict[str, str]:
 # --- the command ----------------------------------------------------------------------------------------------
 
 
+@app.command()
 def reproduce(
     name: Annotated[
         str | None, typer.Argument(help="Which table or figure, or all with --from; without it, list them.")
@@ -231,17 +225,12 @@ def reproduce(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Make parts on the workers of a Dask scheduler.")
     ] = None,
-    named: Annotated[
-        Path | None,
-        typer.Option("--folder", metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
-    ] = None,
 ) -> None:
     """Reproduce a table or figure; without a name, list what there is."""
-    folder = find_folder() if named is None else named_folder(named)
-    failed = {} if folder is None else discover(folder)
+    failed = discover(Path(__file__).parent)
     known = registered()
     if name is None:
-        _list(folder, failed)
+        _list(known, failed)
         return
     if (name == "all") != (source is not None):
         raise ModelError("all and --from go together: otpdag reproduce all --from results draws kept results")
@@ -309,24 +298,17 @@ def _draw(source: Path, target: Path, known: dict[str, Experiment]) -> None:
     for name, picture in page.pictures.items():
         _write_picture(picture, pictures / f"{name}.svg")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page.text)
+    write_bytes(target, page.text.encode("utf-8"))
     say(f"{target} shows the results in {source}")
 
 
-def _list(folder: Path | None, failed: dict[str, str]) -> None:
+def _list(known: dict[str, Experiment], failed: dict[str, str]) -> None:
     for module, reason in failed.items():
         warn(f"experiments/{module} cannot be imported: {reason}")
-    known = registered()
-    console = out()
-    if not known and folder is None:
-        console.print("No experiments found: they are part of the repository; name a checkout with --folder.")
-    elif not known:
-        console.print(f"No experiments found in {folder}.")
-    else:
-        table = plain_table("name", "what")
-        for entry in known.values():
-            table.add_row(Text(printable(entry.name)), Text(printable(entry.title)))
-        console.print(table)
+    table = plain_table("name", "what")
+    for entry in known.values():
+        table.add_row(Text(printable(entry.name)), Text(printable(entry.title)))
+    out().print(table)
 
 
 # --- what runs leave behind -------------------------------------------------------------------------------
@@ -349,7 +331,7 @@ def _about(name: str, run: Run) -> dict[str, Any]:
 def _write_run(name: str, run: Run, *, finished: bool) -> None:
     """Keep what a run is beside its results."""
     text = json.dumps(_about(name, run) | {"finished": finished}, indent=2)
-    (run.folder / ABOUT).write_text(text + "\n")
+    run.write(ABOUT, text + "\n")
 
 
 def _check_same_run(name: str, run: Run) -> None:
@@ -432,8 +414,8 @@ def _write_picture(picture: Figure, path: Path) -> None:
     """Write a picture as SVG, the same bytes whenever it shows the same."""
     import matplotlib as mpl  # not needed by those who only ask for help
 
-    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "path"}):
-        picture.savefig(path, metadata={"Date": None})
+    with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "path"}), replacing(path) as file:
+        picture.savefig(file, format="svg", metadata={"Date": None})
 
 
 def _lowered(text: str) -> str:
