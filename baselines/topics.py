@@ -11,7 +11,7 @@ import numpy as np
 
 from baselines import lda, lda_gibbs, prodlda
 from baselines.base import Array, Estimate
-from otpdag.metrics import topic_errors
+from experiments.metrics import topic_errors
 
 METHODS: dict[str, Callable[..., Estimate]] = {
     "em": lda.fit_batch,

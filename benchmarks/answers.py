@@ -17,8 +17,9 @@ from benchmarks.column_types import types
 from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, timed
 from benchmarks.intervals import aligned_truth
 from benchmarks.problems import FACTOR, LATENT_CLASS, MIXTURE, Problem
+from experiments.published_files import load_network
 from otpdag import mechanisms as m
-from otpdag.datasets import DiscreteNetwork, load_network
+from otpdag.datasets import DiscreteNetwork
 
 LEVEL = 0.9
 ERROR_ROWS, DRAWS = 1500, 200

@@ -10,8 +10,8 @@ import numpy as np
 import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, streams, timed
 from benchmarks.problems import FACTOR, MIXTURE, Problem
+from experiments.metrics import match_signs, match_states
 from otpdag.datasets import Truth
-from otpdag.metrics import match_signs, match_states
 
 SETS_FOR_EACH_REPEAT = {5: 8}
 ROWS, DRAWS, LEVEL = 400, 100, 0.9

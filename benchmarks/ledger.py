@@ -29,6 +29,7 @@ from threadpoolctl import threadpool_limits
 import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, timed
 from benchmarks.random_graphs import declare, hidden_tree, mixed_world
+from experiments.outliers import replace_rows
 from otpdag import datasets, divergences, estimators
 from otpdag import mechanisms as m
 from otpdag.engine import EM, Adam
@@ -239,7 +240,7 @@ def mixed(nodes: int, gaps: float, s: Streams, **options: Any) -> Work:
 def factors(number: int, s: Streams, spoilt: float = 0.0, **options: Any) -> Work:
     """Hidden numbers with four columns each; the last column has them all for parents."""
     tables = [datasets.factor(ROWS, s.data)[0].add_prefix(f"f{i}_") for i in range(number)]
-    frame, _ = datasets.replace_rows(pd.concat(tables, axis=1), spoilt, "box", s.data)
+    frame, _ = replace_rows(pd.concat(tables, axis=1), spoilt, "box", s.data)
     edges = [f"f{i}>f{i}_x{c}" for i in range(number) for c in range(1, 5)]
     edges += [f"f{i}>f{number - 1}_x4" for i in range(number - 1)]
     return work(s, " ".join(edges), frame, " ".join(f"f{i}" for i in range(number)), **options)

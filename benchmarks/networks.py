@@ -10,9 +10,10 @@ import otpdag as otp
 from benchmarks.harness import Skip
 from benchmarks.oracles import network_em
 from benchmarks.problems import Problem
+from experiments.metrics import hellinger
+from experiments.published_files import load_network
 from otpdag import mechanisms as m
-from otpdag.datasets import DiscreteNetwork, Truth, load_network
-from otpdag.metrics import hellinger
+from otpdag.datasets import DiscreteNetwork, Truth
 
 ROWS = 10_000
 STARTS = 2  # pgmpy's EM knows one start only and takes seconds for it; the better likelihood is kept

@@ -13,7 +13,7 @@ import pandas as pd
 import otpdag as otp
 from benchmarks.harness import Case, Outcome, Record, Settings, streams, summary, timed
 from benchmarks.problems import FACTOR, MIXED_DAG, MIXTURE, Problem
-from otpdag import datasets
+from experiments.outliers import replace_rows
 from otpdag.datasets import Truth
 from otpdag.likelihood.row_posterior import log_likelihood
 
@@ -81,7 +81,7 @@ def study(problem: Problem, seed: int, repeat: int) -> Record:
     draws = streams(seed, problem.name, repeat)
     clean, truth = problem.draw(problem.rows, draws.data)
     kind = "box" if repeat % 2 == 0 else "cluster"
-    spoilt, _ = datasets.replace_rows(clean, SHARE, kind, draws.missing, categories=CATEGORIES.get(problem.name, ()))
+    spoilt, _ = replace_rows(clean, SHARE, kind, draws.missing, categories=CATEGORIES.get(problem.name, ()))
     robust, dropped = _robust(problem, spoilt, truth, draws.fit)
     return {
         "ours": robust,

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.random_graphs import World
+from experiments.metrics import match_states
 from otpdag.datasets import DiscreteNetwork, Truth
-from otpdag.metrics import match_states
 
 
 def configurations_seen(

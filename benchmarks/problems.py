@@ -12,10 +12,10 @@ import pandas as pd
 
 import otpdag as otp
 from benchmarks import oracles
+from experiments.metrics import match_signs, matched_errors
 from otpdag import datasets
 from otpdag import mechanisms as m
 from otpdag.datasets import Truth
-from otpdag.metrics import match_signs, matched_errors
 
 Groups = dict[str, np.ndarray]
 

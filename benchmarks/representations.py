@@ -15,11 +15,11 @@ import torch
 from baselines.vae import VAE
 from baselines.vq_vae import VQVAE
 from benchmarks.harness import Case, Record, Settings, Skip, streams
-from otpdag.datasets import load_images
+from experiments.image_quality import code_perplexity, psnr, ssim
+from experiments.image_sets import load_images
 from otpdag.divergences import MMD
 from otpdag.errors import DataError
 from otpdag.estimators import VectorQuantizedAutoencoder, WassersteinAutoencoder
-from otpdag.metrics import code_perplexity, psnr, ssim
 
 TRAIN, TEST = 5000, 500
 HELD_BACK = 2000  # images of the split that training images come from: SVHN's other split has another contrast

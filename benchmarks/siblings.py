@@ -7,7 +7,7 @@ import otpdag as otp
 from benchmarks.harness import Outcome, Record, Settings, Streams, by_method, streams, summary, timed
 from benchmarks.oracles import sibling_sample
 from benchmarks.problems import one_factor
-from otpdag.datasets import siblings
+from otpdag.datasets import factor
 
 ROWS = 5000
 SAMPLES = 20_000
@@ -31,7 +31,7 @@ def sibling_correlation(settings: Settings) -> Record:
 
 def _data(seed: int, repeat: int) -> tuple[pd.DataFrame, Streams]:
     sources = streams(seed, "sibling_correlation", repeat)
-    return siblings(ROWS, sources.data)[0], sources
+    return factor(ROWS, sources.data, indicators=2)[0], sources
 
 
 def _oracle(seed: int, repeat: int) -> Outcome:

@@ -34,8 +34,9 @@ from benchmarks.oracles.hidden_tree import hidden_tree_em
 from benchmarks.oracles.linear_normal import linear_normal_em
 from benchmarks.parameter_errors import network_error, tree_error, world_error
 from benchmarks.random_graphs import World, declare, hidden_tree, mixed_world, normal_world
+from experiments.published_files import load_network
 from otpdag import mechanisms as m
-from otpdag.datasets import DiscreteNetwork, Truth, delete_cells, load_network
+from otpdag.datasets import DiscreteNetwork, Truth, delete_cells
 from otpdag.settings import SumSizes
 
 QUICK = 5  # repeats of a quick run

@@ -8,6 +8,7 @@ which a hidden Markov model simply takes as missing. Both files come from the fo
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from otpdag.datasets import data_folder
 from otpdag.estimators import HiddenMarkovModel
 from otpdag.plots import plot_segments
 
@@ -35,7 +35,7 @@ def main(out: Path, folds: int) -> None:
     console = Console(highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("earthquakes", "coal_disasters"):
-        series = pd.read_csv(data_folder() / "counts" / f"{name}.csv")
+        series = pd.read_csv(Path(os.environ["OTPDAG_DATA"]) / "counts" / f"{name}.csv")
         counts = series["count"].to_numpy(dtype=float)
         table = Table("states", "held-out log-likelihood of a year", "BIC", "rates", box=None, pad_edge=False)
         scores = {}

@@ -8,10 +8,10 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from baselines.base import Estimate
+from experiments.metrics import grid_distances, patterns_recovered, published_topic_errors, topic_errors
 from experiments.registry import Run
 from experiments.topic_models import Method, fits, halfway, methods, ours
 from otpdag.datasets import Bars, bars
-from otpdag.metrics import grid_distances, patterns_recovered, published_topic_errors, topic_errors
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 import otpdag as otp
 from benchmarks.problems import FACTOR, MIXED_DAG, MIXTURE, Problem
+from experiments.outliers import replace_rows
 from experiments.registry import Run, experiment
-from otpdag import datasets
 from otpdag.datasets import Truth
 
 SHARES = (0.0, 0.05, 0.1, 0.15, 0.2)
@@ -47,7 +47,7 @@ def outliers(problem: Problem, seed: int, repeats: int) -> pd.DataFrame:
             for share in SHARES:
                 generator = np.random.default_rng([seed, repeat, round(100 * share)])
                 categories = CATEGORIES.get(problem.name, ())
-                spoilt, _ = datasets.replace_rows(clean, share, kind, generator, categories=categories)
+                spoilt, _ = replace_rows(clean, share, kind, generator, categories=categories)
                 errors = {
                     "EM (default)": _error(problem, spoilt, truth, seed, robust=False),
                     "robust='outliers'": _error(problem, spoilt, truth, seed, robust=True),

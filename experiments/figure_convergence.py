@@ -12,10 +12,10 @@ from baselines.base import Array
 from baselines.topics import hellinger_course
 from experiments.bars import settings
 from experiments.figure_topics import recovered
+from experiments.metrics import match_topics
 from experiments.registry import Page, Run, experiment
 from experiments.topic_models import COLOURS, HASTE, TITLES, Method, course_of_ours, draw_grid, label_decades, methods
 from otpdag.datasets import Bars
-from otpdag.metrics import match_topics
 
 AFTER = (100, 200, 300)
 KEPT = (1, 2, 3, 5, 10, 20, 50, *AFTER)

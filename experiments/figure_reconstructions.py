@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
+from experiments.image_quality import psnr, ssim
 from experiments.registry import Run, experiment
 from experiments.representations import DATASETS, METHODS, Size, draw_sheet, images_of, part
-from otpdag.metrics import psnr, ssim
 
 SHOWN = 12
 ROWS = ("vq_vae", "sq_vae", "ours")

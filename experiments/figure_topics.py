@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 
 from baselines.base import Array
 from experiments.bars import Setting, first_fits, settings
+from experiments.metrics import match_topics, patterns_recovered
 from experiments.registry import Run, experiment
 from experiments.topic_models import HASTE, TITLES, draw_grid
-from otpdag.metrics import match_topics, patterns_recovered
 
 
 @experiment("figure-topics", "Topics of documents about bars as pictures: the truth and every method")

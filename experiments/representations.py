@@ -18,12 +18,12 @@ from baselines.discrete import DiscreteAutoencoder
 from baselines.sq_vae import SQVAE
 from baselines.vq_vae import VQVAE, VQVAEEMA
 from experiments.image_features import Judge, train_judge
+from experiments.image_quality import code_perplexity, feature_distance, frechet_distance, psnr, ssim
+from experiments.image_sets import ImageSet, load_images
 from experiments.registry import Page, Run, Scale
 from otpdag.cli.console import say
-from otpdag.datasets import ImageSet, load_images
 from otpdag.errors import DataError
 from otpdag.estimators import VectorQuantizedAutoencoder
-from otpdag.metrics import code_perplexity, feature_distance, frechet_distance, psnr, ssim
 
 Bytes = NDArray[np.uint8]
 

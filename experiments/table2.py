@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from threadpoolctl import threadpool_limits
 
 from baselines.base import Array, Estimate
+from experiments.corpora import Corpus, corpus
+from experiments.metrics import top_words
 from experiments.registry import Page, Run, experiment
 from experiments.topic_models import COLOURS, CONVERGED, HASTE, TITLES, halfway, methods, ours, spread
-from otpdag.datasets import Corpus, corpus
 from otpdag.errors import DataError
-from otpdag.metrics import npmi_coherence, top_words, topic_diversity
+from otpdag.metrics import npmi_coherence, topic_diversity
 
 TOPICS, WORDS = 10, 10
 STARTS = 5

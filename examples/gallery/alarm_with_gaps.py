@@ -4,13 +4,16 @@ The ALARM network has 37 nodes and 509 probabilities to be told. A fifth of all 
 are learned from what is left, without dropping a row. The network comes from the folder that `OTPDAG_DATA` names.
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 from matplotlib.figure import Figure
 
 import otpdag as otp
-from otpdag.datasets import load_network
+from otpdag.datasets import read_bif
 
-network = load_network("alarm")
+network = read_bif(Path(os.environ["OTPDAG_DATA"]) / "bif" / "alarm.bif")
 rng = np.random.default_rng(0)
 table = network.sample(1000, rng)
 table = table.apply(lambda codes: codes.map(dict(enumerate(network.states[codes.name]))))  # names of the states

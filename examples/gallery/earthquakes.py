@@ -4,14 +4,16 @@ Earthquakes of magnitude 7 and above, world-wide, by year from 1900 to 2006: qui
 hidden Markov model with three Poisson rates. The counts come from the folder that `OTPDAG_DATA` names.
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
 from otpdag import plots
-from otpdag.datasets import data_folder
 from otpdag.estimators import HiddenMarkovModel
 
-series = pd.read_csv(data_folder() / "counts" / "earthquakes.csv")
+series = pd.read_csv(Path(os.environ["OTPDAG_DATA"]) / "counts" / "earthquakes.csv")
 hmm = HiddenMarkovModel(3, emission="poisson", random_state=0).fit(series["count"].to_numpy(dtype=float))
 rates = hmm.lambdas_[:, 0]
 states = hmm.predict(series["count"].to_numpy(dtype=float))

@@ -5,13 +5,16 @@ entries is empty. What happens to Akt if Erk is held low, middle or high? The ne
 the folder that `OTPDAG_DATA` names.
 """
 
+import os
+from pathlib import Path
+
 import numpy as np
 
 import otpdag as otp
 from otpdag import plots
-from otpdag.datasets import load_network
+from otpdag.datasets import read_bif
 
-network = load_network("sachs")
+network = read_bif(Path(os.environ["OTPDAG_DATA"]) / "bif" / "sachs.bif")
 rng = np.random.default_rng(0)
 table = network.sample(2000, rng)
 table = table.apply(lambda codes: codes.map(dict(enumerate(network.states[codes.name]))))  # names of the states

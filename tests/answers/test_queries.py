@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 import otpdag as otp
+from experiments.published_files import load_network
 from otpdag import mechanisms as m
-from otpdag.datasets import load_network
 from otpdag.errors import ModelError
 
 

@@ -9,8 +9,8 @@ from sklearn.decomposition import LatentDirichletAllocation
 
 from baselines import prodlda, topics
 from baselines.base import Estimate
+from experiments.metrics import patterns_recovered, topic_errors
 from otpdag.datasets import bars
-from otpdag.metrics import patterns_recovered, topic_errors
 
 
 @pytest.fixture(scope="module")

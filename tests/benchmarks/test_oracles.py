@@ -4,7 +4,7 @@ import pytest
 from benchmarks import oracles
 from benchmarks.oracles.mixed_dag import Table, _loss, _pack, mean_log_likelihood
 from benchmarks.problems import PROBLEMS
-from otpdag.datasets import DiscreteNetwork, latent_class, mixed_dag, siblings
+from otpdag.datasets import DiscreteNetwork, factor, latent_class, mixed_dag
 
 
 def mean_error(problem, rows, repeats=3):
@@ -62,7 +62,7 @@ def test_mixed_dag_ml_beats_the_truth_from_whatever_start():
 
 
 def test_sibling_sample_keeps_the_correlation():
-    frame, _ = siblings(5000, np.random.default_rng(5))
+    frame, _ = factor(5000, np.random.default_rng(5), indicators=2)
     sample = oracles.sibling_sample(frame, 100_000, seed=0)
     assert sample.corr().iloc[0, 1] == pytest.approx(frame.corr().iloc[0, 1], abs=0.01)
 

@@ -83,7 +83,7 @@ def test_errors_ignore_the_labels_of_the_hidden_class(problem):
 
 
 def test_correlation_gap():
-    frame, _ = siblings.siblings(500, np.random.default_rng(0))
+    frame, _ = siblings.factor(500, np.random.default_rng(0), indicators=2)
     shuffled = frame.assign(x2=np.random.default_rng(1).permutation(frame["x2"]))
     assert siblings.correlation_gap(frame, frame) == 0.0
     assert siblings.correlation_gap(frame, shuffled) == pytest.approx(abs(frame.corr().iloc[0, 1]), abs=0.15)

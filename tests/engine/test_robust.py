@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import otpdag as otp
+from experiments.outliers import replace_rows
 from otpdag import datasets
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
@@ -26,7 +27,7 @@ def clean_rows(generator, rows=600):
 @pytest.fixture(scope="module")
 def spoilt():
     generator = np.random.default_rng(0)
-    return datasets.replace_rows(clean_rows(generator), 0.1, "cluster", generator)
+    return replace_rows(clean_rows(generator), 0.1, "cluster", generator)
 
 
 def test_outliers_are_left_out_and_reported(spoilt):
@@ -59,7 +60,7 @@ def test_clean_data_are_left_alone():
 
 def test_never_more_than_a_quarter_is_left_out():
     generator = np.random.default_rng(2)
-    frame, _ = datasets.replace_rows(clean_rows(generator), 0.45, "box", generator)
+    frame, _ = replace_rows(clean_rows(generator), 0.45, "box", generator)
     result = otp.fit(mixture_model(), frame, seed=0, robust=True, restarts=4)
     assert 1 - result.row_weights.mean() <= 0.25 + 1e-9
 
@@ -68,7 +69,7 @@ def test_never_more_than_a_quarter_is_left_out():
 @pytest.mark.parametrize(("most", "least"), [(0.1, 0.0), (0.4, 0.3)])
 def test_options_say_how_much_is_left_out_at_most(most, least):
     generator = np.random.default_rng(2)
-    frame, _ = datasets.replace_rows(clean_rows(generator), 0.45, "box", generator)
+    frame, _ = replace_rows(clean_rows(generator), 0.45, "box", generator)
     options = otp.RobustOptions(most_dropped=most)
     result = otp.fit(mixture_model(), frame, seed=0, robust=options, restarts=4)
     assert least < 1 - result.row_weights.mean() <= most + 1e-9

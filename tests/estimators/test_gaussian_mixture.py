@@ -10,8 +10,8 @@ from sklearn.mixture import GaussianMixture as Peer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import otpdag as otp
+from experiments.metrics import match_states
 from otpdag.estimators import GaussianMixture
-from otpdag.metrics import match_states
 
 # checks that do not apply, and why
 EXPECTED_FAILURES: dict[str, str] = {}

@@ -10,12 +10,12 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import otpdag as otp
+from experiments.metrics import patterns_recovered, topic_errors
 from otpdag.data import Documents
 from otpdag.datasets import bars
 from otpdag.engine.document_data import topic_method
 from otpdag.errors import ConvergenceWarning, DataError, ModelError, NotFittedError
 from otpdag.estimators import LatentDirichletAllocation
-from otpdag.metrics import patterns_recovered, topic_errors
 from otpdag.schedules import Constant
 
 

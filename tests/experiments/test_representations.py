@@ -8,9 +8,9 @@ import pytest
 
 from experiments import figure_generated, figure_reconstructions, representations, table4, table5
 from experiments.image_features import train_judge
+from experiments.image_quality import psnr
+from experiments.image_sets import ImageSet
 from experiments.registry import Run, Scale, registered
-from otpdag.datasets import ImageSet
-from otpdag.metrics import psnr
 
 
 class Mosaic:

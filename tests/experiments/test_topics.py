@@ -8,11 +8,11 @@ import pytest
 
 from baselines.base import Estimate
 from experiments import bars, figure_convergence, figure_topics, table1, table2, topic_models
+from experiments.corpora import Corpus
+from experiments.metrics import top_words
 from experiments.registry import Run, Scale, registered
-from otpdag.datasets import Corpus
 from otpdag.errors import DataError, ModelError
 from otpdag.estimators import LatentDirichletAllocation
-from otpdag.metrics import top_words
 
 SMALL = bars.Setting(4, 60, 20)
 

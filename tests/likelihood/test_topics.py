@@ -8,6 +8,7 @@ import torch
 from scipy import sparse, special
 
 import otpdag as otp
+from experiments.metrics import topic_errors
 from otpdag import mechanisms as m
 from otpdag.datasets import bars
 from otpdag.engine import EM, Layout
@@ -22,7 +23,6 @@ from otpdag.likelihood.topic_problem import (
     pair_concentration,
 )
 from otpdag.likelihood.topic_shares import newton_concentration
-from otpdag.metrics import topic_errors
 
 
 def topic_model(topics, words):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import entropy, wasserstein_distance
 
-from otpdag.metrics import (
+from experiments.metrics import (
     grid_distances,
     hellinger,
     kl_divergence,
@@ -20,6 +20,7 @@ from otpdag.metrics import (
     matched_errors,
     patterns_recovered,
     published_topic_errors,
+    top_words,
     topic_errors,
 )
 
@@ -261,3 +262,11 @@ def test_what_is_no_distribution_is_refused(distance):
         distance([1.5, -0.5], [0.5, 0.5])
     with pytest.raises(ValueError, match="the shapes must agree"):
         distance([0.5, 0.5], [[0.5, 0.5]])
+
+
+def test_top_words_come_in_falling_order():
+    assert top_words([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]], ["a", "b", "c"], n=2) == [["b", "c"], ["a", "c"]]
+    with pytest.raises(ValueError, match=r"column for each of 2 words; got shape \(1, 3\)"):
+        top_words(np.ones((1, 3)), ["a", "b"])
+    with pytest.raises(ValueError, match=r"`n` must be between 1 and the 3 words of the vocabulary; got 4"):
+        top_words(np.ones((1, 3)), ["a", "b", "c"], n=4)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from otpdag.datasets._folder import checked, data_folder, fetch
+from experiments.published_files import checked, data_folder, fetch
 from otpdag.errors import DataError
 
 Bytes = NDArray[np.uint8]

@@ -1,16 +1,15 @@
-"""Corpora and downloads."""
+"""Corpora."""
 
 import hashlib
-import threading
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import numpy as np
 import pytest
 
-from otpdag.datasets import _corpus, corpus, read_corpus
-from otpdag.datasets._folder import fetch
+from experiments import corpora
+from experiments.corpora import corpus, read_corpus
 from otpdag.errors import DataError
 
 TEXT = "cat dog cat\ttrain\tpets\nfish\tval\tsea\ndog fish whale\ttrain\tsea\nwhale cat\ttest\tsea\n"
@@ -42,7 +41,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.delenv("OTPDAG_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     sums = [hashlib.sha256(text.encode()).hexdigest() for text in (TEXT, WORDS)]
-    monkeypatch.setitem(_corpus._PUBLISHED, "BBC_News", _corpus._Published("BBC News", 4, tuple(sums)))
+    monkeypatch.setitem(corpora._PUBLISHED, "BBC_News", corpora._Published("BBC News", 4, tuple(sums)))
     return tmp_path
 
 
@@ -53,7 +52,7 @@ def web(home, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(home / "web")))
     server.asked = []
     Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr(_corpus, "_ORIGIN", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(corpora, "_ORIGIN", f"http://127.0.0.1:{server.server_port}")
     yield server
     server.shutdown()
     server.server_close()
@@ -124,7 +123,7 @@ def test_a_local_file_with_another_checksum_is_refused(home):
 
 
 def test_without_a_network_the_error_says_where_to_put_the_files(home, monkeypatch):
-    monkeypatch.setattr(_corpus, "_ORIGIN", "http://127.0.0.1:9")
+    monkeypatch.setattr(corpora, "_ORIGIN", "http://127.0.0.1:9")
     with pytest.raises(DataError, match=r"cannot download .*put corpus\.tsv and vocabulary\.txt from .*cache"):
         corpus("BBC_News")
     with pytest.raises(DataError, match=rf"into {home}/mine/octis/BBC_News$"):
@@ -154,7 +153,7 @@ def test_an_original_goes_before_a_reconstruction_and_must_be_whole(home):
         corpus("20NewsGroup", folder=home)
     words = hashlib.sha256(WORDS.encode()).hexdigest()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(_corpus._PUBLISHED, "20NewsGroup", _corpus._Published("20 Newsgroups", 16309, ("", words)))
+        patch.setitem(corpora._PUBLISHED, "20NewsGroup", corpora._Published("20 Newsgroups", 16309, ("", words)))
         with pytest.raises(DataError, match="must hold the 16309 documents that OCTIS publishes; got 4"):
             corpus("20NewsGroup", folder=home)
 
@@ -181,69 +180,3 @@ def test_published_corpora_have_their_published_size(name, documents, words, tra
     assert len(set(found.labels)) == labels
     assert found.counts.sum() == sum(map(len, found.documents))
     assert found.rebuilt == found.source.endswith("_rebuilt")
-
-
-CONTENT = b"a published file"
-SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.fixture
-def site():
-    """A server on this machine that publishes /a/file.txt, and what it was asked for."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            found = self.path == "/a/file.txt"
-            self.send_response(200 if found else 404)
-            self.end_headers()
-            self.wfile.write(CONTENT if found else b"")
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-def test_a_file_is_downloaded_once(site, tmp_path):
-    address, asked = site
-    path = fetch(f"{address}/a/file.txt", SHA256, tmp_path / "new")
-    assert path == tmp_path / "new" / "file.txt"
-    assert path.read_bytes() == CONTENT
-    assert fetch(f"{address}/a/file.txt", SHA256.upper(), tmp_path / "new") == path
-    assert asked == ["/a/file.txt"]
-
-
-def test_a_wrong_checksum_leaves_nothing_behind(site, tmp_path):
-    address, _ = site
-    with pytest.raises(DataError, match=r"what http://.*file\.txt sent is not the published file"):
-        fetch(f"{address}/a/file.txt", "0" * 64, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_changed_file_is_refused_without_asking_for_it(site, tmp_path):
-    address, asked = site
-    (tmp_path / "file.txt").write_text("changed")
-    with pytest.raises(DataError, match=r"file\.txt is not the published file.*remove it to download it anew"):
-        fetch(f"{address}/a/file.txt", SHA256, tmp_path)
-    assert asked == []
-
-
-def test_an_unreachable_file_says_where_to_put_it(site, tmp_path):
-    address, _ = site
-    with pytest.raises(DataError, match=r"\(Not Found\); fetch it by other means and put it at .*other\.txt"):
-        fetch(f"{address}/other.txt", SHA256, tmp_path)
-    with pytest.raises(DataError, match=r"cannot download http://127\.0\.0\.1:9/x\.txt \(.*put it at .*x\.txt"):
-        fetch("http://127.0.0.1:9/x.txt", SHA256, tmp_path)
-
-
-def test_other_schemes_are_refused(tmp_path):
-    with pytest.raises(DataError, match="must begin with http:// or https://; got 'file:///etc/hosts'"):
-        fetch("file:///etc/hosts", SHA256, tmp_path)

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from otpdag.datasets import _images, load_images
+from experiments import image_sets
+from experiments.image_sets import load_images
 from otpdag.errors import DataError
 
 
@@ -82,12 +83,12 @@ def test_mnist_as_published(tmp_path, monkeypatch):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     checksums = {}
-    for name in _images.MNIST:
+    for name in image_sets.MNIST:
         held = digits if "images" in name else labels
         header = bytes([0, 0, 8, held.ndim]) + b"".join(length.to_bytes(4, "big") for length in held.shape)
         (folder / name).write_bytes(gzip.compress(header + held.tobytes()))
         checksums[name] = sha256(folder / name)
-    monkeypatch.setattr(_images, "MNIST", checksums)
+    monkeypatch.setattr(image_sets, "MNIST", checksums)
     images = load_images("mnist", tmp_path, train=4)
     np.testing.assert_array_equal(images.train[..., 0], digits[:4])
     np.testing.assert_array_equal(images.test[..., 0], digits)
@@ -111,8 +112,8 @@ def archive(path, batches):
 
 def test_cifar10_as_published(tmp_path, monkeypatch):
     images = colours(12)
-    batches = {name: batch(images[2 * i : 2 * i + 2], [i, i]) for i, name in enumerate(_images.CIFAR10_BATCHES)}
-    monkeypatch.setattr(_images, "CIFAR10", archive(tmp_path / "cifar-10-python.tar.gz", batches))
+    batches = {name: batch(images[2 * i : 2 * i + 2], [i, i]) for i, name in enumerate(image_sets.CIFAR10_BATCHES)}
+    monkeypatch.setattr(image_sets, "CIFAR10", archive(tmp_path / "cifar-10-python.tar.gz", batches))
     found = load_images("cifar10", tmp_path)
     np.testing.assert_array_equal(found.train, images[:10])
     np.testing.assert_array_equal(found.test, images[10:])
@@ -130,7 +131,7 @@ def test_python_2_pickles_of_arrays_are_read():
         + pixels
         + b"tbu."
     )
-    images, labels = _images._read_batch(content)
+    images, labels = image_sets._read_batch(content)
     assert labels.tolist() == [7]
     np.testing.assert_array_equal(images[0, 0, :, 0], np.arange(32))
     np.testing.assert_array_equal(images[0].transpose(2, 0, 1).ravel(), np.frombuffer(pixels, np.uint8))
@@ -143,8 +144,8 @@ class Harm:
 
 def test_a_pickle_that_holds_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    harmful = {name: pickle.dumps(Harm()) for name in _images.CIFAR10_BATCHES}
-    monkeypatch.setattr(_images, "CIFAR10", archive(tmp_path / "cifar-10-python.tar.gz", harmful))
+    harmful = {name: pickle.dumps(Harm()) for name in image_sets.CIFAR10_BATCHES}
+    monkeypatch.setattr(image_sets, "CIFAR10", archive(tmp_path / "cifar-10-python.tar.gz", harmful))
     with pytest.raises(DataError, match=r"holds arrays only; this file asks for \w+\.mkdir"):
         load_images("cifar10", tmp_path)
     assert not (tmp_path / "harm").exists()
@@ -152,9 +153,9 @@ def test_a_pickle_that_holds_code_is_refused(tmp_path, monkeypatch):
 
 def test_svhn_as_published(tmp_path, monkeypatch):
     images, labels = colours(4), np.array([[10], [1], [9], [10]], dtype=np.uint8)
-    for name in _images.SVHN:
+    for name in image_sets.SVHN:
         savemat(tmp_path / name, {"X": images.transpose(1, 2, 3, 0), "y": labels})
-    monkeypatch.setattr(_images, "SVHN", {name: sha256(tmp_path / name) for name in _images.SVHN})
+    monkeypatch.setattr(image_sets, "SVHN", {name: sha256(tmp_path / name) for name in image_sets.SVHN})
     found = load_images("svhn", tmp_path, test=2)
     np.testing.assert_array_equal(found.train, images)
     np.testing.assert_array_equal(found.test, images[:2])
@@ -205,8 +206,8 @@ def test_what_is_missing_is_said_with_its_place(tmp_path, monkeypatch):
 
 
 def test_an_unreachable_network_says_where_files_belong(tmp_path, monkeypatch):
-    away = _images.PUBLISHED["svhn"]._replace(origin="http://127.0.0.1:9")
-    monkeypatch.setitem(_images.PUBLISHED, "svhn", away)
-    assert _images.PUBLISHED is _images.PUBLISHED
+    away = image_sets.PUBLISHED["svhn"]._replace(origin="http://127.0.0.1:9")
+    monkeypatch.setitem(image_sets.PUBLISHED, "svhn", away)
+    assert image_sets.PUBLISHED is image_sets.PUBLISHED
     with pytest.raises(DataError, match=r"cannot download http://127\.0\.0\.1:9/train_32x32\.mat .*put it at .*images"):
         load_images("svhn", tmp_path, download=True)

@@ -9,7 +9,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from otpdag.datasets._networks import DiscreteNetwork, read_bif
+from otpdag.datasets import DiscreteNetwork, read_bif
 from otpdag.errors import DataError
 
 

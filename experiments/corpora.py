@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from otpdag.datasets._folder import checked, fetch
+from experiments.published_files import checked, fetch
 from otpdag.errors import DataError
 
 Partition = Literal["train", "val", "test"]

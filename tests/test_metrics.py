@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from otpdag.metrics import npmi_coherence, top_words, topic_diversity
+from otpdag.metrics import npmi_coherence, topic_diversity
 
 
 def corpus(rng, documents, longest, words=12):
@@ -69,16 +69,6 @@ def test_gensim_forgets_a_word_whose_first_occurrence_has_left_the_window():
     np.testing.assert_allclose(npmi_coherence(topics, documents, topk=2, window=3), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize("seed", [101, 102, 103])
-@pytest.mark.parametrize("window", [2, 3, 10])
-def test_exact_windows_are_sets(seed, window):
-    rng = np.random.default_rng(seed)
-    documents = corpus(rng, 25, 30)
-    topics = [[f"w{word}" for word in rng.permutation(12)[:4]] for _ in range(3)]
-    found = npmi_coherence(topics, documents, topk=4, window=window, repeats="exact")
-    np.testing.assert_allclose(found, slid_by_hand(topics, documents, window), atol=1e-9)
-
-
 def test_without_windows_documents_are_counted():
     rng = np.random.default_rng(101)
     documents = corpus(rng, 40, 8)
@@ -116,10 +106,6 @@ def test_diversity_is_the_share_of_distinct_words():
     assert topic_diversity([["a", "b"]] * 4, topk=2) == 0.25
 
 
-def test_top_words_come_in_falling_order():
-    assert top_words([[0.2, 0.5, 0.3], [0.4, 0.2, 0.4]], ["a", "b", "c"], n=2) == [["b", "c"], ["a", "c"]]
-
-
 def test_what_cannot_be_measured_is_refused():
     documents = [["a", "b"]]
     with pytest.raises(ValueError, match=r"every word of `topics` must occur in `documents`; 'z' does not"):
@@ -134,9 +120,3 @@ def test_what_cannot_be_measured_is_refused():
         topic_diversity([])
     with pytest.raises(ValueError, match="`window` must be at least 1, or None"):
         npmi_coherence([["a", "b"]], documents, topk=2, window=0)
-    with pytest.raises(ValueError, match="`repeats` must be 'gensim' or 'exact'; got 'both'"):
-        npmi_coherence([["a", "b"]], documents, topk=2, repeats="both")
-    with pytest.raises(ValueError, match=r"column for each of 2 words; got shape \(1, 3\)"):
-        top_words(np.ones((1, 3)), ["a", "b"])
-    with pytest.raises(ValueError, match=r"`n` must be between 1 and the 3 words of the vocabulary; got 4"):
-        top_words(np.ones((1, 3)), ["a", "b", "c"], n=4)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy.ndimage import gaussian_filter
 
-from otpdag.datasets import load_images
+from experiments.image_quality import code_perplexity, feature_distance, fid, frechet_distance, lpips, psnr, ssim
+from experiments.image_sets import load_images
 from otpdag.errors import DataError
-from otpdag.metrics import code_perplexity, feature_distance, fid, frechet_distance, lpips, psnr, ssim
 
 
 @pytest.fixture
