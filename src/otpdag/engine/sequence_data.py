@@ -26,11 +26,12 @@ from otpdag.learned.sequence_problems import PieceProblem, number_problem, piece
 from otpdag.learned.sequence_steps import CONTEXT, check_context
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.starts import complete_steps, step_weights
+from otpdag.likelihood.unrolled import unknown_numbers, window_problem
 from otpdag.matching.windows import check_windows, transport_windows
 from otpdag.mechanisms.base import is_linear
 from otpdag.model import Model
 from otpdag.noise import Streams
-from otpdag.problem import Problem
+from otpdag.problem import Problem, RowObjective
 from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, pack, unpack
 
@@ -199,7 +200,15 @@ class SequenceData(DataKind):
         eps = objective.at(1.0).eps
         if isinstance(layout.sequence_map, SequenceMap):
             return number_problem(self._pieces, layout.sequence_map, shapes, eps, seed)
+        if self._has_windows(method):
+            assert isinstance(method.evaluation, ClosedForm)
+            return window_problem(RowObjective(structure, shapes, objective, method.evaluation), self.batch, seed)
         return chain_problem(structure, self.batch, shapes, eps, seed)
+
+    def _has_windows(self, method: Method) -> bool:
+        """Whether unknown numbers join steps, so that these are summed along the graph over time."""
+        plain = method.objective.at(1.0).eps == 1.0 and not self.structure.graph.hidden
+        return plain and bool(unknown_numbers(self.structure, self.batch))
 
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
@@ -237,8 +246,16 @@ class SequenceData(DataKind):
         return self.schema, {}
 
     def notes(self, ended: SearchResult) -> list[str]:
-        """Scales at their floor."""
-        return notes_on_scales(self.model.fitted)
+        """Scales at their floor, and steps that are left out because of a gap."""
+        left_out = unknown_numbers(self.structure, self.batch) if self.structure.graph.hidden else []
+        return [
+            *notes_on_scales(self.model.fitted),
+            *(
+                f"gaps of {node!r} are not summed over beside hidden nodes: what reads a missing value of it is left "
+                "out, and estimates are biased where gaps depend on values that are seen"
+                for node in left_out
+            ),
+        ]
 
 
 def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool) -> dict[str, Tensor]:

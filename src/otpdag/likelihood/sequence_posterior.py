@@ -19,6 +19,7 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, one_block, potentials
 from otpdag.likelihood.chain_messages import filtered, marginals
+from otpdag.likelihood.unrolled import has_unknown_parents, window_draws, window_log_likelihood
 from otpdag.numerics import bounded_threads
 from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure, lag_name
@@ -114,6 +115,8 @@ def log_likelihood(
 
     Its error falls with the root of the number of particles.
     """
+    if has_unknown_parents(structure, batch):
+        return window_log_likelihood(structure, naturals, batch)
     if not has_numbers(structure):
         return smooth(structure, naturals, batch).log_likelihood
     with bounded_threads(1):
@@ -132,8 +135,11 @@ def fill_in(
     """Joint draws of every node given what the sequences show: (M, draws, width).
 
     Hidden categories are drawn exactly, backward in time after a forward pass, hidden numbers by particles, which takes
-    their number times that of the draws; missing cells then from the model, forward in time.
+    their number times that of the draws; missing cells then from the model, forward in time. Where nothing is hidden
+    and later steps tell of missing numbers, these are drawn with all that is missing around them.
     """
+    if has_unknown_parents(structure, batch):
+        return _fill_windows(structure, naturals, batch, draws, generator)
     if has_numbers(structure):
         with bounded_threads(1):
             forward = filter_particles(structure, naturals, batch, particles, generator)
@@ -153,6 +159,18 @@ def fill_in(
     missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in known]
     missing = [n for n in missing if not bool(batch.steps.mask[n].all())]
     _draw_cells(structure, naturals, batch, values, generator, missing)
+    return values
+
+
+def _fill_windows(
+    structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Draws of what is missing in windows; of steps before them, from the model alone."""
+    values = {n: seen[0].unsqueeze(1).repeat(1, draws, 1) for n, seen in batch.steps.values.items()}
+    _draw_cells(structure, naturals, batch, values, generator, structure.graph.order)
+    seed = int(torch.randint(2**31, (1,), generator=generator))
+    for node, rows, drawn in window_draws(structure, naturals, batch, draws, seed):
+        values[node][rows] = drawn
     return values
 
 

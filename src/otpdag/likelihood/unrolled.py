@@ -1,0 +1,318 @@
+r"""Sequences with gaps in numbers that others read: windows of steps as rows of the graph written out over time.
+
+An unknown value joins the steps that read it, now or later. Steps that nothing unknown joins are independent given what
+is seen, so that the likelihood of a sequence is a product over windows,
+
+.. math:: P(x_{1:T}) = \prod_w \int \prod_{t \in w} P(x_t \mid x_{t-1}, \dots) \, dx_{w, \text{unknown}},
+
+each given the values before it. Windows of one length are rows of one graph, summed along it like those of any table:
+exactly where mechanisms are linear and normal, on points elsewhere. Most windows are single steps with all that they
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.graph import Graph
+from otpdag.likelihood.chain_problem import FEWEST_UNITS
+from otpdag.likelihood.row_posterior import Fitted, log_likelihood, posterior_draws
+from otpdag.likelihood.row_problem import GraphProblem, rows_along_graph
+from otpdag.mechanisms import Given, Mechanism
+from otpdag.mechanisms.base import Family
+from otpdag.problem import LossTerms, Refinement, RowObjective, Units, split_point
+from otpdag.simulation import simulated_sequences
+from otpdag.structure import Naturals, Structure, lag_name
+
+Ints = NDArray[np.int64]
+
+
+def has_unknown_parents(structure: Structure, batch: SequenceBatch) -> bool:
+    """Whether nothing is hidden, and a number that another value is drawn from has gaps."""
+    return not structure.graph.hidden and bool(unknown_numbers(structure, batch))
+
+
+def unknown_numbers(structure: Structure, batch: SequenceBatch) -> list[str]:
+    """Observed numbers and counts with gaps that other values are drawn from."""
+    mask = batch.steps.mask
+    read = [node for node in _read_nodes(structure) if node in mask and not bool(mask[node].all())]
+    return [node for node in read if not structure.mechanisms[node].space.is_discrete]
+
+
+def _read_nodes(structure: Structure) -> list[str]:
+    """Nodes that others are drawn from, in the same step or later."""
+    lagged = {edge.parent for edge in structure.graph.lags}
+    return [n for n in structure.graph.nodes if n in lagged or structure.graph.children(n)]
+
+
+# -- the graph over time -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Window:
+    """So many steps in a row: those that a sequence begins with, or later ones, which read the values before them."""
+
+    steps: int
+    begins: bool = False
+
+    def written_out(self, structure: Structure) -> Structure:
+        """The graph of all steps; what they read from before, or what nothing is drawn from at the beginning, is given.
+
+        Its mechanisms are in natural units.
+        """
+        made: dict[str, Mechanism] = {}
+        edges: list[tuple[str, str]] = []
+        for step in range(self.steps):
+            for node in structure.graph.order:
+                if self.begins and step < structure.longest_lag(node):
+                    continue
+                family = structure.mechanisms[node].family
+                names = [at_step(*_moment(structure, name, step)) for name, _ in family.parents]
+                for name, (_, space) in zip(names, family.parents, strict=True):
+                    if name not in made:
+                        made[name] = Given(space).setup(Family(name))
+                    edges.append((name, at_step(node, step)))
+                parents = tuple((name, space) for name, (_, space) in zip(names, family.parents, strict=True))
+                own = at_step(node, step)
+                made[own] = structure.mechanisms[node].setup(replace(family, node=own, parents=parents))
+        graph = Graph(edges, nodes=made)
+        return Structure(graph, made, {name: {} for name in made})
+
+
+def at_step(node: str, step: int) -> str:
+    """The name of a node in one step of a window; earlier ones have negative numbers.
+
+    >>> at_step("x", -1)
+    'x@-1'
+    """
+    return f"{node}@{step}"
+
+
+def node_of(name: str) -> str:
+    """The node behind such a name."""
+    return _of_name(name)[0]
+
+
+def _of_name(name: str) -> tuple[str, int]:
+    """Invert :func:`at_step`."""
+    node, _, step = name.rpartition("@")
+    return node, int(step)
+
+
+def _moment(structure: Structure, parent: str, step: int) -> tuple[str, int]:
+    """The node behind the name of a parent, and the step in which a node of ``step`` reads it."""
+    lags = {lag_name(edge.parent, edge.by): edge for edge in structure.graph.lags}
+    return (lags[parent].parent, step - lags[parent].by) if parent in lags else (parent, step)
+
+
+def cut_windows(structure: Structure, batch: SequenceBatch) -> dict[Window, Ints]:
+    """Where windows of each kind begin, as rows of the batch: together they hold every step that can be explained.
+
+    A sequence is explained given its first steps, as many as the longest lag, in which all is seen that is read later.
+    """
+    steps, longest = batch.rows, max(edge.by for edge in structure.graph.lags)
+    ends = (batch.starts + batch.lengths - 1).repeat_interleave(batch.lengths).numpy()
+    at, unseen, reach = np.arange(steps), np.zeros(steps, dtype=bool), np.zeros(steps, dtype=np.int64)
+    for node in _read_nodes(structure):
+        missing = ~batch.steps.mask[node][0].all(-1).numpy()
+        by = max((edge.by for edge in structure.graph.lags if edge.parent == node), default=0)
+        unseen |= missing & (by > 0)
+        reach = np.maximum(reach, np.where(missing, by, 0))
+    far = np.maximum.accumulate(np.minimum(at + reach, ends))
+    joined = np.concatenate([[False], far[:-1] >= at[1:]])
+    begun = _first_seen(unseen, batch.starts.numpy(), ends[batch.starts.numpy()], longest)
+    first = np.repeat(begun, batch.lengths.numpy())
+    opens = (at >= first + longest) & (~joined | (at == first + longest))
+    where = np.flatnonzero(opens)
+    following = np.concatenate([where[1:], [steps]])
+    lengths = np.minimum(following - 1, ends[where]) - where + 1
+    found = {Window(int(length)): where[lengths == length] for length in np.unique(lengths)}
+    whole = begun[(begun == batch.starts.numpy()) & (batch.lengths.numpy() >= longest)]
+    explains = any(structure.longest_lag(node) < longest for node in structure.graph.nodes)
+    return {Window(longest, begins=True): whole, **found} if explains and len(whole) else found
+
+
+def _first_seen(unseen: NDArray[np.bool_], starts: Ints, ends: Ints, longest: int) -> Ints:
+    """The first row of each sequence from which on so many show all that is read later; past its end if none is."""
+    run, count = np.zeros(len(unseen), dtype=np.int64), 0
+    boundary = set(starts.tolist())
+    for row, missing in enumerate(unseen):
+        count = 0 if row in boundary else count
+        count = 0 if missing else count + 1
+        run[row] = count
+    enough = np.append(np.flatnonzero(run == longest), len(unseen) + longest)
+    found = enough[np.searchsorted(enough, starts)] - longest + 1
+    return np.where(found <= ends, found, ends + 1)
+
+
+# -- the problem -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WindowRows(GraphProblem):
+    """Windows of one kind as rows of the graph over time, whose nodes have the parameters of the model of one step."""
+
+    model: Structure = field(kw_only=True)
+
+    def naturals(self, point: Tensor) -> Naturals:
+        """Those of the model, in every step."""
+        return in_all_steps(self.structure, self.model.naturals(split_point(point, self.shapes)[0]))
+
+
+def in_all_steps(written_out: Structure, naturals: Naturals) -> Naturals:
+    """Natural parameters of the nodes of a graph over time."""
+    return {
+        name: {} if mechanism.is_given else naturals[node_of(name)]
+        for name, mechanism in written_out.mechanisms.items()
+    }
+
+
+def window_batch(written_out: Structure, batch: SequenceBatch, first: Tensor) -> Batch:
+    """What the windows that begin at these rows show."""
+    steps, values, mask = batch.steps, {}, {}
+    for name in written_out.graph.nodes:
+        node, step = _of_name(name)
+        values[name] = steps.values[node][:, first + step]
+        mask[name] = steps.mask[node][:, first + step]
+    return Batch(values, mask, steps.weight[:, first])
+
+
+@dataclass(frozen=True)
+class WindowProblem(Units):
+    """Sequences without hidden nodes, in windows that unknown numbers join: minus the log-likelihood of a step."""
+
+    structure: Structure
+    shapes: Mapping[str, tuple[int, ...]]
+    batch: SequenceBatch
+    objective: RowObjective
+    seed: int
+    parts: tuple[GraphProblem, ...]
+    """The windows of each kind."""
+    first: tuple[Tensor, ...]
+    """The rows of the batch at which they begin."""
+
+    is_likelihood = True
+    """Other objectives are not laid out so."""
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the sequences (1, N)."""
+        return self.batch.steps.weight[:, self.batch.starts]
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """Steps of each sequence, times its weight (1, N)."""
+        return self.weight * self.batch.lengths.to(self.weight)
+
+    def loss(self, point: Tensor) -> LossTerms:
+        """Of a step, as reconstruction: its parts are not told apart."""
+        total = self.unit_mass.sum(-1)
+        loss = sum((part.loss(point).total * (part.weight.sum(-1) / total) for part in self.parts), torch.zeros(1))
+        return LossTerms.of(loss, reconstruction=loss)
+
+    def laid_out_for(self, points: Tensor) -> Self:
+        """Place the points of unknown numbers where the posteriors of these replicas are."""
+        return replace(self, parts=tuple(part.laid_out_for(points) for part in self.parts))
+
+    def refine(self, point: Tensor) -> Refinement | None:
+        """Points moved to the posteriors, as long as that changes the loss."""
+        refined = [part.refine(point) for part in self.parts]
+        if not any(refined):
+            return None
+        problem = self.laid_out_for(point)
+        return Refinement(problem, point, "moved grids", problem.loss(point).total.detach())
+
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """What is approximate about sums over windows."""
+        return tuple(dict.fromkeys(note for part in self.parts for note in part.notes(point)))
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
+        """About so many steps, or these sequences."""
+        part = part_of(self.batch, rows, self.seed)
+        return self if part is self.batch else self._of(part)
+
+    def in_units(self, most: int = 50) -> WindowProblem:
+        """Few long sequences are cut, each piece a unit of its own."""
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return self
+        return self._of(self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS))))
+
+    def reweighted(self, factors: Tensor) -> WindowProblem:
+        """The same sequences with other weights."""
+        by_step = factors.to(self.weight).repeat_interleave(self.batch.lengths, -1)
+        steps = replace(self.batch.steps, weight=self.batch.steps.weight * by_step)
+        parts = tuple(part.reweighted(by_step[:, at]) for part, at in zip(self.parts, self.first, strict=True))
+        return replace(self, batch=replace(self.batch, steps=steps), parts=parts)
+
+    def unit_losses(self, points: Tensor) -> Tensor:
+        """Minus the log-likelihood of a step of each sequence (R, N)."""
+        owner = torch.arange(len(self.batch.lengths)).repeat_interleave(self.batch.lengths)
+        totals = torch.zeros(len(points), len(self.batch.lengths), dtype=points.dtype)
+        for part, first in zip(self.parts, self.first, strict=True):
+            totals.index_add_(1, owner[first], part.unit_losses(points))
+        return totals / self.batch.lengths.to(totals)
+
+    def simulated(self, point: Tensor, size: int, seed: int, most_steps: int = 200_000) -> WindowProblem:
+        """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
+        many = max(FEWEST_UNITS, min(size, most_steps * len(self.batch.lengths) // self.rows))
+        naturals = self.naturals(point.detach())
+        return self._of(simulated_sequences(self.structure, naturals, self.batch, many, seed), seed)
+
+    def _of(self, batch: SequenceBatch, seed: int | None = None) -> WindowProblem:
+        return window_problem(self.objective, batch, self.seed if seed is None else seed)
+
+
+def window_problem(about: RowObjective, batch: SequenceBatch, seed: int) -> WindowProblem:
+    """Cut sequences into windows, and lay out those of each kind."""
+    parts, begins = [], []
+    for window, first in cut_windows(about.structure, batch).items():
+        written_out, rows = window.written_out(about.structure), torch.from_numpy(first)
+        laid = rows_along_graph(replace(about, structure=written_out), window_batch(written_out, batch, rows), seed)
+        parts.append(WindowRows(**{one.name: getattr(laid, one.name) for one in fields(laid)}, model=about.structure))
+        begins.append(rows)
+    return WindowProblem(about.structure, about.shapes, batch, about, seed, tuple(parts), tuple(begins))
+
+
+# -- what a fitted model says ------------------------------------------------------------------------------------------
+
+
+def window_log_likelihood(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Tensor:
+    """Log-likelihood of each sequence (N,), given its first steps."""
+    owner = torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths)
+    total = torch.zeros(len(batch.lengths), dtype=torch.float64)
+    for fitted, rows in _fitted_windows(structure, naturals, batch):
+        total.index_add_(0, owner[rows], log_likelihood(fitted, window_batch(fitted.structure, batch, rows)))
+    return total
+
+
+def window_draws(
+    structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, seed: int
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Joint draws of windows given what they show: a node, rows of the batch (n,), and values (n, draws, width)."""
+    for fitted, rows in _fitted_windows(structure, naturals, batch):
+        drawn = posterior_draws(fitted, window_batch(fitted.structure, batch, rows), draws, seed)
+        for name, values in drawn.items():
+            if not fitted.structure.mechanisms[name].is_given:
+                node, step = _of_name(name)
+                yield node, rows + step, values
+
+
+def _fitted_windows(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Iterator[tuple[Fitted, Tensor]]:
+    """The model of each kind of windows, and where these begin."""
+    for window, first in cut_windows(structure, batch).items():
+        written_out = window.written_out(structure)
+        yield Fitted(written_out, in_all_steps(written_out, naturals), {}, None, {}), torch.from_numpy(first)
