@@ -21,6 +21,7 @@ import narwhals
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy import special
 from torch import Tensor
 
 from otpdag.errors import DataError, ModelError, listed
@@ -420,6 +421,8 @@ class _Rules:
 
     Attributes:
         codes: So many whole numbers, evenly spaced, are taken for codes of categories.
+        fewest_counts: So many whole numbers from zero on may be counts; fewer are taken for codes.
+        least_dispersion: Variance over mean below which whole numbers are no counts.
         mean_count: Beyond this mean, a Poisson count is as good as normal, and most whole numbers are amounts.
         levels: More levels need many rows.
         share_of_names: A level for every second row: names rather than kinds.
@@ -428,6 +431,8 @@ class _Rules:
     """
 
     codes: int = 10
+    fewest_counts: int = 5
+    least_dispersion: float = 0.7
     mean_count: float = 30.0
     levels: int = 30
     share_of_names: float = 0.5
@@ -490,7 +495,8 @@ def column_type(series: pd.Series[Any]) -> ColumnType:
     - Text, Booleans and pandas categories are categories, as many as there are; text is taken for numbers if nearly all
       cells are numbers of more than ten values (and the cells that are none must be mended before a fit).
     - Any two values are a category, however they are written: 0/1, 1.0/2.0, -1/1.
-    - Up to ten whole numbers that begin at 0 or 1 or are evenly spaced (10, 20, 30) are codes of categories.
+    - Up to ten whole numbers that begin at 0 or 1 or are evenly spaced (10, 20, 30) are codes of categories; five or
+      more from 0 on with the shares of a count are counts.
     - Other whole numbers are counts if none is negative and they lie as counts do: near zero, with a tail to the right.
     - All other numbers are real. Rates, shares and durations are among them: name a tighter mechanism yourself.
 
@@ -599,6 +605,9 @@ def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
     levels, first = len(distinct), distinct[0]
     step = np.diff(distinct)
     if first == 0 and (step == 1).all():
+        if levels >= _RULES.fewest_counts and _lie_as_counts(numbers):
+            doubt = f"if they are codes, m.Categorical({levels})"
+            return ColumnType(name, Count(), f"whole numbers 0 to {levels - 1}, distributed as counts are", doubt)
         return ColumnType(name, Discrete(levels), f"whole numbers 0 to {levels - 1}")
     if not _is_repeated(numbers, levels):
         return None
@@ -608,6 +617,25 @@ def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
         doubt = "amounts rather than codes? then m.Normal()"
         return ColumnType(name, Discrete(levels), f"{levels} values, evenly spaced: {_shown(distinct)}", doubt)
     return None
+
+
+def _lie_as_counts(numbers: Floats) -> bool:
+    """Whether shares of 0, 1, 2, ... are those of a Poisson or negative binomial count with their mean and variance.
+
+    The last one is rare beside the commonest. Shares may differ from those of the count by a twentieth in all, beyond
+    what chance makes of so many rows.
+    """
+    mean, variance, rows = float(numbers.mean()), float(numbers.var()), len(numbers)
+    share = np.bincount(numbers.astype(np.int64)) / rows
+    if rows < 10 * len(share) or variance < _RULES.least_dispersion * mean or share[-1] > 0.25 * share.max():
+        return False
+    # a negative binomial's size; as good as endless where the variance is a Poisson count's
+    at, size = np.arange(len(share)), mean**2 / max(variance - mean, 1e-3 * mean)
+    ways = special.gammaln(at + size) - special.gammaln(at + 1) - special.gammaln(size)
+    expected = np.exp(ways + size * np.log(size / (size + mean)) + at * np.log(mean / (size + mean)))
+    expected[-1] += 1 - expected.sum()
+    chance = 0.5 * np.sqrt(expected * (1 - expected) / rows).sum()
+    return bool(0.5 * np.abs(share - expected).sum() <= 0.05 + chance)
 
 
 def _of_many_whole(name: str, numbers: Floats, distinct: Floats) -> ColumnType:
