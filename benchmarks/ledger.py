@@ -340,13 +340,13 @@ def network(source: str, s: Streams, hidden: str = "", gaps: float = GAPS, **opt
 
 
 def dense(s: Streams) -> Work:
-    """Sixteen binaries, each with the three before it as parents, and a small budget for sums."""
+    """Sixteen binaries, each with the three before it as parents."""
     frame, edges = pd.DataFrame(index=range(ROWS)), ""
     for node in range(16):
         above = [f"x{p}" for p in range(max(0, node - 3), node)]
         frame[f"x{node}"] = (s.data.random(ROWS) < logistic(1.5 * (frame[above] - 0.5).sum(axis=1))).astype(int)
         edges += "".join(f" {p}>x{node}" for p in above)
-    return work(s, edges, frame, nodes={name: m.Categorical(2) for name in frame}, gaps=0.4, method=SMALL)
+    return work(s, edges, frame, nodes={name: m.Categorical(2) for name in frame}, gaps=0.4)
 
 
 # -- sequences, documents, images --------------------------------------------------------------------------------------
@@ -495,7 +495,6 @@ MARGINAL = otp.Method("marginal", Objective(eps=1.0), Drawn(noise="marginal", ba
 ABDUCTED = otp.Method("abducted", Objective(push_forward=PushForward(0.5)), Drawn(noise="abducted"), Adam(steps=STEPS))
 BACKWARD, PAPER = otp.transport("backward", steps=STEPS, batch_size=128), otp.paper(steps=STEPS)
 LOCAL = otp.paper(scope="local", divergence=divergences.Sinkhorn(), steps=20, eps=0.1)
-SMALL = otp.entropic(sums=otp.backward.SumSizes(largest_table=4))
 COURSE = otp.SearchSchedule(short_rows=200, finalists=1)
 LDA = partial(estimated, "words", "LatentDirichletAllocation", 6)
 WAE = partial(estimated, "plane", "WassersteinAutoencoder", 2, hidden=(16,), n_epochs=5)
@@ -549,8 +548,6 @@ BUILDS: dict[str, Build] = {
     "asia_hidden": partial(network, "asia", hidden="bronc", restarts=3),
     "alarm": partial(network, "alarm"),
     "dense": dense,
-    "alarm_approximate": partial(network, "alarm", method=SMALL),
-    "mixed15_approximate": partial(mixed, 15, 0.3, method=SMALL),
     "chain_poisson": chain,
     "chain_normal_gaps": partial(chain, kind="normal", gaps=0.1),
     "chain_stay": partial(chain, state=m.StayOrMove(3)),

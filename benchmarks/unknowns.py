@@ -37,7 +37,6 @@ from benchmarks.random_graphs import World, declare, hidden_tree, mixed_world, n
 from experiments.published_files import load_network
 from otpdag import mechanisms as m
 from otpdag.datasets import DiscreteNetwork, Truth, delete_cells
-from otpdag.settings import SumSizes
 
 QUICK = 5  # repeats of a quick run
 NETWORK_ROWS, HIDDEN_ROWS, NORMAL_ROWS, MIXED_ROWS, CHAIN_ROWS = 2000, 5000, 2000, 5000, 2000
@@ -50,7 +49,6 @@ HIDDEN_STARTS = 2
 MOST_STEPS = 250  # of pyAgrum
 QUICK_HIDDEN_ROWS = 1000  # that pyAgrum sees of alarm_hidden3 in a quick run
 QUICK_STEPS = {"sachs": None, "alarm": 2}  # of pyAgrum, in a quick run
-FEW_STATES = 4  # the budget of `approximate`: no piece with two unknowns is exact within it
 
 
 def sets(settings: Settings, quick: int) -> range:
@@ -226,24 +224,6 @@ def _hidden_times(fitted: Fitted, peers: Sequence[Peer]) -> Record:
         "peer_steps_run": [peer.run for peer in peers],
         "status": [fitted.status],
     }
-
-
-def approximate(settings: Settings) -> Record:
-    """Our error on alarm_missing20 with too small a budget for exact sums, over that of our exact fit."""
-    network, frame, sources = gaps_in("alarm", 0.2, settings.seed, 0)
-    build = partial(network_model, "alarm")
-    tasks = [Task(build, frame, sources.fit), Task(build, frame, sources.fit, (("method", small_budget()),))]
-    exact, small = ours(tasks, _warm_network("alarm")).value
-    if "approximate" not in small.status:
-        raise ValueError(f"the status of a fit beyond its exact budget must say 'approximate'; got {small.status!r}")
-    errors = [network_error(network, frame, _tables(one.params)) for one in (small, exact)]
-    times = {"seconds": small.seconds, "oracle_seconds": exact.seconds, "status": [small.status, exact.status]}
-    return {"limit": 1.2} | _over(errors[:1], errors[1:]) | times
-
-
-def small_budget() -> "otp.Method":
-    """Maximum likelihood that may not sum exactly over more than a few states at a time."""
-    return otp.entropic(sums=SumSizes(largest_table=FEW_STATES))
 
 
 # -- random graphs ---------------------------------------------------------------------------------------------------
@@ -530,7 +510,6 @@ CASES: dict[str, Case] = {
     "hidden16": partial(hidden_nodes, 16),
     "mar_count": partial(missing_at_random, "count", "auto", 1.1),
     "mar_transport": partial(missing_at_random, "number", "transport", 1.5),
-    "approximate": approximate,
     "growth_rows": partial(growth, "rows"),
     "growth_rows_memory": partial(growth_memory, "rows"),
     "growth_nodes": partial(growth, "nodes"),

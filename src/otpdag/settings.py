@@ -126,6 +126,10 @@ class Objective:
         return self.direct is None and self.push_forward is None
 
 
+UNUSED_SIZES = ("easy_states", "draws", "patterns", "entries", "approximate")
+"""Of :class:`SumSizes`, kept so that older scripts run."""
+
+
 @dataclass(frozen=True)
 class SumSizes:
     """Sizes of the sums over what rows do not show.
@@ -133,13 +137,11 @@ class SumSizes:
     Args:
         states: Most joint states of inner categories for which transport is chosen rather than the paper's way, where
             a node has no density.
-        easy_states, draws, patterns: Not used any more.
+        easy_states, draws, patterns, entries, approximate: Not used any more.
         grid: Points for one unknown number: those of a posterior that is asked for; a fit takes half of them.
         prior_draws: Points for an unknown vector.
         count_atoms: The same for an unknown count.
-        largest_table: Most entries of one table of one row. Rows that need more are approximated.
-        entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows have large ones.
-        approximate: Whether rows beyond these two are approximated rather than refused.
+        largest_table: Most entries of one table of one row. Rows that need more are refused.
         memory: Bytes that the tables of a block of rows may take.
     """
 
@@ -157,11 +159,11 @@ class SumSizes:
 
     def __post_init__(self) -> None:
         """Refuse sizes that hold nothing, and say which count for nothing."""
-        for name in ("largest_table", "entries", "memory"):
+        for name in ("largest_table", "memory"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
         for one in fields(self):
-            if one.name in ("easy_states", "draws", "patterns") and getattr(self, one.name) != one.default:
+            if one.name in UNUSED_SIZES and getattr(self, one.name) != one.default:
                 warnings.warn(f"SumSizes({one.name}=...) has no effect any more", DeprecationWarning, stacklevel=3)
 
 

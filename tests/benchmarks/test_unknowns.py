@@ -375,7 +375,7 @@ def test_a_normal_gap_is_maximum_likelihood(in_process):
 
 def test_networks_are_skipped_without_their_folder(monkeypatch):
     monkeypatch.delenv("OTPDAG_DATA", raising=False)
-    for case in ("alarm_missing20", "alarm_hidden3", "approximate"):
+    for case in ("alarm_missing20", "alarm_hidden3"):
         with pytest.raises(Skip, match="set OTPDAG_DATA"):
             unknowns.CASES[case](SETTINGS)
 
@@ -400,12 +400,6 @@ def test_networks_are_compared_with_pyagrum(small_network):
     assert abs(hidden["ratio"]) < 0.05
     assert hidden_times["ratio"] > 0
     json.dumps([record, times, hidden, hidden_times], allow_nan=False)
-
-
-def test_an_approximation_must_say_that_it_is_one(small_network, monkeypatch):
-    monkeypatch.setattr(unknowns, "small_budget", lambda: "likelihood")
-    with pytest.raises(ValueError, match="must say 'approximate'; got 'converged"):
-        unknowns.approximate(SETTINGS)
 
 
 def test_growth_is_an_exponent(in_process, monkeypatch):

@@ -440,13 +440,6 @@ def test_states_of_a_mixture_of_factors_are_weighed_exactly():
     np.testing.assert_allclose(model.predict_proba(frame, "z").to_numpy(), truth.T, atol=1e-9)
 
 
-def test_sizes_that_hold_nothing_are_refused():
-    for name in ("largest_table", "entries", "memory"):
-        with pytest.raises(ModelError, match=f"{name} must be at least 1; got 0"):
-            SumSizes(**{name: 0})
-        assert getattr(SumSizes(**{name: 1}), name) == 1
-
-
 @pytest.mark.parametrize("name", ["easy_states", "draws", "patterns"])
 def test_sizes_that_count_for_nothing_say_so(name):
     with pytest.warns(DeprecationWarning, match=name):

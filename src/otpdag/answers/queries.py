@@ -45,8 +45,6 @@ from otpdag.problem import differences
 from otpdag.simulation import ancestral_sequences, batch_of
 from otpdag.structure import Naturals, Structure, columns_of, unpack
 
-EXACT = replace(BUDGET, approximate=False)
-
 
 @dataclass(frozen=True)
 class Belief:
@@ -89,20 +87,14 @@ class Question:
         batch: What rows show; the node's own cells are looked at too.
         node: The node in question.
 
-    Attributes:
-        note: What of the answer is approximate, if anything: probabilities where exact sums are too large.
-
     Raises:
-        ModelError: A node has no density, or the exact sums of a number are too large.
+        ModelError: A node has no density, or the sums are too large.
     """
 
     def __init__(self, fitted: Fitted, batch: Batch, node: str) -> None:
         fitted.check_densities("a question")
         self.structure, self.node = fitted.structure, node
-        is_category = fitted.structure.mechanisms[node].space.is_discrete
-        layout = lay_out_within(fitted.structure, batch, BUDGET if is_category else EXACT, keep=(node,))
-        self.note = layout.approximation
-        self.layout = moved(fitted.naturals, layout)
+        self.layout = moved(fitted.naturals, lay_out_within(fitted.structure, batch, BUDGET, keep=(node,)))
 
     def at(self, naturals: Naturals) -> Belief:
         """The answer at some parameters (1, ...)."""
@@ -117,8 +109,7 @@ def believe(
 ) -> Belief:
     """What the model says of a node in each row: exact, by sums along the graph; what is not is told in the notes.
 
-    So many rows are laid out at a time, which bounds memory; where the exact sums of a number are too large, so many
-    draws answer.
+    So many rows are laid out at a time, which bounds memory; where a node has no density, so many draws answer.
     """
     parts = []
     for index in torch.arange(batch.rows).split(at_once):
@@ -127,16 +118,15 @@ def believe(
             question = Question(fitted, part, node)
         except ModelError as error:
             notes.append(f"node {node!r} is answered by {draws} draws: {error}")
-            parts.append(_by_draws(fitted, part, node, notes, draws))
+            parts.append(_by_draws(fitted, part, node, draws))
             continue
         parts.append(question.at(fitted.naturals))
-        notes += [question.note] if question.note else []
     variances = [part.variance for part in parts if part.variance is not None]
     return Belief(torch.cat([part.expected for part in parts]), torch.cat(variances) if variances else None)
 
 
-def _by_draws(fitted: Fitted, batch: Batch, node: str, notes: list[str], draws: int) -> Belief:
-    drawn = posterior_draws(fitted, batch, draws, 0, notes, stratified=True)[node]
+def _by_draws(fitted: Fitted, batch: Batch, node: str, draws: int) -> Belief:
+    drawn = posterior_draws(fitted, batch, draws, 0, stratified=True)[node]
     is_category = fitted.structure.mechanisms[node].space.is_discrete
     return Belief(drawn.mean(1), None if is_category else drawn.var(1))
 
@@ -149,7 +139,7 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     structure = fitted.structure
     fitted.check_densities("an explanation")
     categories = [node for node, m in structure.mechanisms.items() if m.space.is_discrete]
-    layout = lay_out_within(structure, batch, EXACT, keep=categories)
+    layout = lay_out_within(structure, batch, BUDGET, keep=categories)
     with bounded_threads(0):
         states, log_density = likeliest_states(fitted.naturals, layout)
     explained = Batch(

@@ -86,10 +86,6 @@ class PartitionedProblem(WrappedProblem, Units):
         """As of the rows at hand."""
         return self.base.is_likelihood
 
-    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
-        """What is approximate about the rows at hand."""
-        return self.base.notes()
-
     @property
     def pace(self) -> Pace:
         """Where rows cost little, few passes over all parts follow, each nearly a step of Newton's method."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Label, Schema
-from otpdag.errors import ApproximationWarning, ModelError
+from otpdag.errors import ModelError
 from otpdag.likelihood.elimination import posterior
 from otpdag.likelihood.elimination.evidence import log_evidence, moved
 from otpdag.likelihood.elimination.layout import Layout, lay_out_within
@@ -63,50 +62,37 @@ class Fitted:
 
 
 def _layouts(
-    fitted: Fitted, batch: Batch, notes: list[str] | None, keep: tuple[str, ...] = (), *, merged: bool = True
+    fitted: Fitted, batch: Batch, keep: tuple[str, ...] = (), *, merged: bool = True
 ) -> Iterator[tuple[Tensor, Layout]]:
-    """Blocks of rows with what they miss laid out along the graph; what is approximate goes to the notes, or warns."""
+    """Blocks of rows with what they miss laid out along the graph."""
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
         layout = lay_out_within(fitted.structure, batch.take(index), replace(BUDGET, merged=merged), keep=keep)
-        if layout.approximation and notes is None:
-            warnings.warn(layout.approximation, ApproximationWarning, stacklevel=4)
-        elif layout.approximation and notes is not None:
-            notes.append(layout.approximation)
         yield index, moved(fitted.naturals, layout)
 
 
 @bounded_threads(0)
-def log_likelihood(fitted: Fitted, batch: Batch, notes: list[str] | None = None) -> Tensor:
-    """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,).
-
-    What is approximate is added to the notes; without them, an :class:`~otpdag.ApproximationWarning` says it.
-    """
+def log_likelihood(fitted: Fitted, batch: Batch) -> Tensor:
+    """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
     fitted.check_densities("a likelihood")
-    parts = [log_evidence(fitted.naturals, layout)[0] for _, layout in _layouts(fitted, batch, notes)]
+    parts = [log_evidence(fitted.naturals, layout)[0] for _, layout in _layouts(fitted, batch)]
     return torch.cat(parts)
 
 
 @bounded_threads(0)
-def state_probabilities(fitted: Fitted, batch: Batch, node: str, notes: list[str] | None = None) -> Tensor:
-    """Posterior probabilities of a hidden or missing category, row by row: (N, K); notes as in `log_likelihood`."""
+def state_probabilities(fitted: Fitted, batch: Batch, node: str) -> Tensor:
+    """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
     fitted.check_densities("state probabilities")
-    layouts = _layouts(fitted, batch, notes, keep=(node,))
+    layouts = _layouts(fitted, batch, keep=(node,))
     return torch.cat([posterior.state_probabilities(fitted.naturals, layout, node) for _, layout in layouts])
 
 
 @bounded_threads(0)
 def posterior_draws(
-    fitted: Fitted,
-    batch: Batch,
-    draws: int,
-    seed: int,
-    notes: list[str] | None = None,
-    *,
-    stratified: bool = False,
+    fitted: Fitted, batch: Batch, draws: int, seed: int, *, stratified: bool = False
 ) -> dict[str, Tensor]:
-    """Joint draws of every node given what each row shows: node -> (N, draws, width); notes as in `log_likelihood`.
+    """Joint draws of every node given what each row shows: node -> (N, draws, width).
 
-    ``stratified`` ones are spread evenly over the distribution of each unknown of a row (where sums are exact).
+    ``stratified`` ones are spread evenly over the distribution of each unknown of a row.
     """
     generator = torch.Generator().manual_seed(seed)
     structure = fitted.structure
@@ -116,7 +102,7 @@ def posterior_draws(
         node: torch.zeros(batch.rows, draws, mechanism.space.width, dtype=torch.float64)
         for node, mechanism in structure.mechanisms.items()
     }
-    for index, layout in _layouts(fitted, batch, notes, merged=False):  # rows alike are drawn each for itself
+    for index, layout in _layouts(fitted, batch, merged=False):  # rows alike are drawn each for itself
         made = posterior.posterior_draws(fitted.naturals, layout, draws, generator, stratified=stratified)
         for node, value in made.items():
             drawn[node][index] = value

@@ -30,7 +30,6 @@ from otpdag.likelihood.elimination.evidence import (
     expectations,
     log_evidence,
     moved,
-    restless_copies,
     total_evidence,
 )
 from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within
@@ -272,20 +271,6 @@ class GraphProblem(TableRows):
         family = next(one for one in self.unplaced.families if one.node == node)
         return (family.is_table or family.is_linear) and has_closed_form(family.mechanism)
 
-    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
-        """What exact sums would take, and what is done instead; at a point, also whether messages came to rest."""
-        if not self.unplaced.approximation:
-            return ()
-        notes = [self.unplaced.approximation]
-        if point is not None:
-            restless, pairs = restless_copies(self.naturals(point), self.placed, self.tempering)
-            if restless:
-                notes.append(
-                    f"messages between {restless} of {pairs} pairs of copies had not come to rest: sums there are "
-                    "rougher than elsewhere; a larger `largest_table` needs fewer copies"
-                )
-        return tuple(notes)
-
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows."""
         part = random_part(self.rows, rows, self.seed)
@@ -357,8 +342,6 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
         memory=sums.memory,
         fine_table=FINE_TABLE,
         integrate=objective.at(1.0).eps > 0,
-        entries=sums.entries,
-        approximate=sums.approximate,
     )
     layout = lay_out_within(about.structure, batch, budget, keep=_kept(about.structure, objective))
     return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout)

@@ -475,8 +475,7 @@ class Model(ModelBase):
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
-        integrated out. Where exact sums would need too large tables they are approximate: an
-        :class:`~otpdag.ApproximationWarning` tells it, and ``attrs["approximate"]`` of what is returned.
+        integrated out.
 
         Args:
             data: A table, or sequences, with a column for every observed node; cells may be missing.
@@ -486,16 +485,15 @@ class Model(ModelBase):
         """
         if not self.graph.hidden:
             raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
-        notes: list[str] = []
-        _, index, values = self._drawn(data, draws, seed, partial, notes)
+        _, index, values = self._drawn(data, draws, seed, partial)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         rows = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return with_notes(self._table(flat, rows), notes)
+        return self._table(flat, rows)
 
     def _drawn(
-        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool, notes: list[str]
+        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
-        """Rows or steps, their index, and joint draws of all nodes given what they show; notes of what is not exact."""
+        """Rows or steps, their index, and joint draws of all nodes given what they show."""
         draws, seed = check_count("draws", draws), check_seed(seed)
         for saved in self._state.left_out:
             raise ModelError(
@@ -507,7 +505,7 @@ class Model(ModelBase):
             generator = torch.Generator().manual_seed(seed)
             values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
             return batch.steps, index, values
-        return batch, index, row_posterior.posterior_draws(self.fitted, batch, draws, seed, notes)
+        return batch, index, row_posterior.posterior_draws(self.fitted, batch, draws, seed)
 
     def decode(self, data: SequenceTable, *, partial: bool = False) -> pd.DataFrame:
         """The likeliest path of the hidden categories of sequences (Viterbi), one row for each step.
@@ -539,13 +537,12 @@ class Model(ModelBase):
             random: Fill with one draw instead, as multiple imputation asks for.
             partial: Make columns that are absent; otherwise they are refused.
         """
-        notes: list[str] = []
-        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial, notes)
+        batch, index, values = self._drawn(data, 1 if random else draws, seed, partial)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
             drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
             filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
-        return with_notes(self._table(filled, index), notes)
+        return self._table(filled, index)
 
     def score(
         self,

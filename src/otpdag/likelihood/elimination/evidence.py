@@ -609,15 +609,6 @@ def family_beliefs(
     return total
 
 
-def restless_copies(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> tuple[int, int]:
-    """Pairs of copies whose messages had not come to rest at these parameters, and pairs of copies in all."""
-    blocks = [block for block in layout.blocks if not block.is_exact]
-    with torch.no_grad():
-        factors = Factors(layout, naturals, tempering)
-        restless = sum(factors.evaluate(block).restless for block in blocks)
-    return restless, sum(len(split.piece) for block in blocks for split in block.splits)
-
-
 class _WithGradient(torch.autograd.Function):
     """A value (R,) whose gradient in some inputs (R, ...) is known."""
 

@@ -7,13 +7,13 @@ completely is read once for all rows. The largest table and the cost of an evalu
 Tables of one size stand in one bank. A table of categories has a row in its bank for each configuration of its seen
 members, shared by all rows of data; any other has one for each row of data.
 
-What sums may cost: exact ones first, with coarser points where that is enough, and then approximate ones.
+Where tables are too large with as many points as are usual, coarser points are tried.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -60,9 +60,6 @@ Axes = tuple[int, ...]
 PointsKey = tuple[int, int]
 """A node that is placed on points, and how many there are."""
 
-NO_NODE = -1
-"""What stands for the node of a copy, which is no cell of the data."""
-
 OUTGROWN = 0.05  # share of the rows whose counts no longer have a point each, at which points are counted anew
 MATRIX_CELLS = 5_000_000  # cells of the tables of flags that are held at a time
 REMEMBERED = 4
@@ -83,7 +80,7 @@ class Source:
             members is on points, and its node is not a vector that is seen in part.
     """
 
-    def __init__(self, sizes: Sizes, place: int = NO_NODE, members: tuple[int, ...] = (), count: int = 0) -> None:
+    def __init__(self, sizes: Sizes, place: int = -1, members: tuple[int, ...] = (), count: int = 0) -> None:
         self.sizes, self.place, self.members, self.count = sizes, place, members, count
         self.start, self.has_moments = 0, False
         self._rows: list[Ints] = []
@@ -114,23 +111,6 @@ class Source:
     def points_of(self, node: int) -> PointsKey:
         """Which points a placed member is on."""
         return node, self.sizes[self.members.index(node)]
-
-
-@dataclass(frozen=True, eq=False)
-class SplitSource:
-    """Messages of one size between copies of variables and their originals.
-
-    Attributes:
-        originals: Messages to originals.
-        copies: Messages to copies, in the same order.
-        piece: The distinct piece of each pair (n,).
-        rank: The number of each pair's variable among those of its piece that have copies (n,).
-    """
-
-    originals: Source
-    copies: Source
-    piece: Tensor
-    rank: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,8 +177,6 @@ class Block:
         piece: The distinct piece that it is (P,).
         cell_node: The node of each variable of the distinct pieces (cells,).
         cell_piece: The distinct piece that it belongs to (cells,).
-        splits: Messages between copies of variables, where the sums are approximate.
-        exact_entries: Entries of the tables of exact sums over the distinct pieces.
         parts: If numbers meet, so that each should have no more points than it needs: the pieces of each kind.
         origin: The number that each piece had in the block from which this one was made (D,).
         shared: What is written down once, whatever the placements.
@@ -217,17 +195,10 @@ class Block:
     piece: Tensor
     cell_node: Tensor
     cell_piece: Tensor
-    splits: tuple[SplitSource, ...] = ()
-    exact_entries: int = 0
     parts: tuple[Part, ...] = ()
     origin: Tensor | None = None
     shared: dict[str, Any] = field(default_factory=dict, repr=False)
     placed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no variable has copies."""
-        return not self.splits
 
     @property
     def distinct(self) -> int:
@@ -258,12 +229,11 @@ class BlockBuilder:
     """Collects the tables and sums of many kinds of pieces, so that all of them are run together."""
 
     def __init__(self, table: TableView, pieces: int) -> None:
-        self.table, self.pieces, self.cells, self.exact_entries = table, pieces, 0, 0
+        self.table, self.pieces, self.cells = table, pieces, 0
         self.sources: dict[tuple[str, int, tuple[int, ...], Sizes], Source] = {}
         self.placed: dict[Source, list[Placed]] = {}
         self.groups: dict[tuple[object, ...], tuple[Source, list[ClusterPart]]] = {}
         self.steps: dict[tuple[int, Sizes], tuple[Source, list[tuple[Mapping[Axes, list[Input]], Ints, Ints]]]] = {}
-        self.splits: dict[Sizes, tuple[Source, Source, list[tuple[Ints, Ints]]]] = {}
         self.results: list[tuple[Ints, Input]] = []
         self.cell_nodes: list[Ints] = []
         self.cell_pieces: list[Ints] = []
@@ -271,7 +241,6 @@ class BlockBuilder:
     def add(self, part: Part) -> Part:
         """Add pieces of one kind, and tell where they stand in the placements of this block."""
         made, rows, pieces = part.plan, part.rows, part.pieces
-        self.exact_entries += len(rows) * (made if made.exact is None else made.exact).cost
         ready: Ready = {node: [] for node in made.order}
         positions: dict[int, Ints] = {}
         for node in made.placed:
@@ -283,14 +252,13 @@ class BlockBuilder:
                 self.placed.setdefault(source, []).append(moved)
             ready[node].append(((node,), (source, positions[node])))
         for factor in made.factors:
-            ready[factor.variables[-1]].append((factor.variables, self._family(made, factor, rows, positions)))
+            ready[factor.members[-1]].append((factor.members, self._family(made, factor, rows, positions)))
         for cluster in made.clusters:
             table = self._cluster(made, cluster, rows, positions)
             if cluster.members:
-                ready[cluster.variables[-1]].append((cluster.variables, table))
+                ready[cluster.members[-1]].append((cluster.members, table))
             else:
                 self.results.append((pieces, table))
-        self._add_splits(made, rows, pieces, ready)
         self._add_steps(made, rows, pieces, ready)
         return Part(made, rows, pieces, positions)
 
@@ -317,24 +285,12 @@ class BlockBuilder:
         parts.append((cluster, rows, {node: positions[node] for node in cluster.placed}))
         return tables, tables.extend(rows)
 
-    def _add_splits(self, made: Plan, rows: Ints, pieces: Ints, ready: Ready) -> None:
-        """Room for the messages between each copy and its original."""
-        rank = {node: i for i, node in enumerate(dict.fromkeys(made.copies.values()))}
-        for copy, node in made.copies.items():
-            sizes = made.table_sizes((node,))
-            originals, copies, parts = self.splits.setdefault(sizes, (Source(sizes), Source(sizes), []))
-            ready[node].append(((node,), (originals, originals.extend(rows))))
-            ready[copy].append(((copy,), (copies, copies.extend(rows))))
-            parts.append((pieces, np.full(len(rows), rank[node])))
-
     def _add_steps(self, made: Plan, rows: Ints, pieces: Ints, ready: Ready) -> None:
         many = len(made.order)
         cells = self.cells + np.arange(len(rows) * many).reshape(len(rows), many)
         column = {node: i for i, node in enumerate(made.order)}
         self.cells += cells.size
-        # a copy is no cell of the data
-        nodes = [NO_NODE if node in made.copies else node for node in made.order]
-        self.cell_nodes.append(np.tile(np.array(nodes, dtype=np.int64), len(rows)))
+        self.cell_nodes.append(np.tile(np.array(made.order, dtype=np.int64), len(rows)))
         self.cell_pieces.append(np.repeat(pieces, many))
         for clique, level in zip(made.cliques, made.levels, strict=True):
             sizes, node = made.table_sizes(clique), clique[-1]
@@ -346,8 +302,6 @@ class BlockBuilder:
             message = (messages, messages.extend(rows))
             if len(clique) > 1:
                 ready[clique[-2]].append((clique[:-1], message))
-            elif node in made.next_root:
-                ready[made.next_root[node]].append(((), message))
             else:
                 self.results.append((pieces, message))
 
@@ -357,7 +311,6 @@ class BlockBuilder:
         """The finished block: every source has its place in the banks."""
         banks: dict[Sizes, int] = {(): 1}
         growing = [source for source, _ in (*self.groups.values(), *self.steps.values())]
-        growing += [source for *both, _ in self.splits.values() for source in both]
         for source in (*self.sources.values(), *growing):
             source.start = banks.get(source.sizes, 1)
             banks[source.sizes] = source.start + source.count
@@ -393,11 +346,6 @@ class BlockBuilder:
             torch.from_numpy(piece),
             _joined(self.cell_nodes),
             _joined(self.cell_pieces),
-            tuple(
-                SplitSource(originals, copies, *(_joined(each) for each in zip(*parts, strict=True)))
-                for originals, copies, parts in self.splits.values()
-            ),
-            self.exact_entries,
         )
 
 
@@ -523,23 +471,6 @@ class Layout:
         for family in self.families:
             kinds.setdefault((family.kind, family.is_table), []).append(family.place)
         return {place: tuple(places) for places in kinds.values() for place in places}
-
-    @cached_property
-    def approximation(self) -> str:
-        """What exact sums over some rows would take, and what is done instead; empty where all sums are exact."""
-        split = [block for block in self.blocks if not block.is_exact]
-        if not split:
-            return ""
-        table, clique = max(made.exact.largest for made in self.planner.plans.values() if made.exact is not None)
-        rows = len(torch.cat([block.piece_row for block in split]).unique())
-        nodes = ", ".join(repr(self.families[n].node) for n in clique[:6]) + (" and more" if len(clique) > 6 else "")
-        return (
-            f"sums over what {rows} of {self.batch.rows} rows do not show are approximate: exact ones need a table of "
-            f"{table:.3g} entries for one row ({len(clique)} nodes meet: {nodes}) and "
-            f"{sum(block.exact_entries for block in split):.3g} entries in all; instead, copies of nodes exchange "
-            f"messages (generalised belief propagation) in tables of at most {self.largest_table} entries, "
-            f"{self.elements:.3g} in all"
-        )
 
     @property
     def is_outgrown(self) -> bool:
@@ -677,7 +608,7 @@ def try_layout(structure: Structure, batch: Batch, options: EliminationOptions, 
 
 
 def _blocks(planner: Planner, rows: Ints, pieces: Pieces) -> list[Block]:
-    """Lay the pieces of some rows out in blocks that fit into memory, coarse and approximate ones apart."""
+    """Lay the pieces of some rows out in blocks that fit into memory, coarse ones apart."""
     table = planner.table
     kind_hash, piece_hash = piece_hashes(table, rows, pieces)
     chosen = which = np.arange(len(piece_hash))
@@ -692,19 +623,14 @@ def _blocks(planner: Planner, rows: Ints, pieces: Pieces) -> list[Block]:
         return []
     data_row = rows[pieces.row[chosen]]
     parts = [Part(made, data_row[part], part) for made, part in zip(plans, kinds, strict=True)]
-    rooms: tuple[Callable[[Plan], bool], ...] = (
-        lambda made: made.is_exact and not made.kind.points,
-        lambda made: made.is_exact and bool(made.kind.points),
-        lambda made: not made.is_exact,
-    )
     blocks = []
-    for number, room in enumerate(rooms):
-        for together in fitting(planner, [part for part in parts if room(part.plan)]):
+    for is_coarse in (False, True):
+        for together in fitting(planner, [part for part in parts if bool(part.plan.kind.points) == is_coarse]):
             inside = np.zeros(len(chosen), dtype=bool)
             inside[np.concatenate([part.pieces for part in together])] = True
             here = np.flatnonzero(inside[which])
             block, added = _block(table, together, rows[pieces.row[here]], which[here])
-            blocks.append(replace(block, parts=added) if number == 1 else block)
+            blocks.append(replace(block, parts=added) if is_coarse else block)
     return blocks
 
 
@@ -719,76 +645,28 @@ def _kind(table: TableView, rows: Ints, pieces: Pieces, piece: int) -> Kind:
 
 USUAL_TABLE = 2**20  # entries of a table, before coarser points are tried
 USUAL, COARSE, COARSEST = (24, 48), (16, 32), (9, 18)  # points of a number and of a count; fewer where many meet
-SPLIT_TABLES = (2**12, 2**9, 2**6)  # entries of tables of rows that are approximated: the largest that are affordable
-AFFORDABLE = 2**23  # entries of all tables in one evaluation of approximate sums
-LARGE_ROW = 2**15  # entries of all tables of a row, from which on many rows are too many
 
 
 def lay_out_within(
     structure: Structure, batch: Batch, budget: EliminationOptions, *, keep: Collection[str] = ()
 ) -> Layout:
-    """Lay rows out by exact sums if the budget allows it, else by approximate ones.
+    """Lay rows out by the first sizes within a budget that serve: coarser points cost far less than larger tables.
+
+    A few rows in which several numbers meet may need coarser points, or larger tables, than all others.
 
     Raises:
-        ModelError: Neither serves.
-
-    >>> import torch
-    >>> import otpdag as otp
-    >>> from otpdag import mechanisms as m
-    >>> graph = otp.Graph([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", "x")], hidden=list("abcd"))
-    >>> structure = Structure.bind(graph, {node: m.Bernoulli() for node in "abcdx"})
-    >>> x = torch.eye(2, dtype=torch.float64)[torch.tensor([0, 1])].unsqueeze(0)
-    >>> batch = Batch({"x": x}, {"x": x[..., :1] >= 0}, torch.ones(1, 2, dtype=torch.float64))
-    >>> lay_out_within(structure, batch, EliminationOptions()).approximation
-    ''
+        ModelError: None serves.
     """
-    exact = _by_first(structure, batch, _exact(budget), keep)
-    costly = not exact.refused and exact.elements > max(budget.entries, LARGE_ROW * batch.rows)
-    found = exact
-    if budget.approximate and (exact.refused or costly):
-        for grid, counts in (COARSE, COARSEST):  # the coarsest only where single families are too large otherwise
-            coarse = replace(budget, grid=grid, count_points=counts, fine_table=None)
-            choices = [
-                replace(coarse, largest_table=most if costly else budget.largest_table, split_table=most)
-                for most in SPLIT_TABLES
-            ]
-            found = _by_first(structure, batch, choices, keep, affordable=AFFORDABLE)
-            if not found.refused:
-                break
-    found = exact if found.refused else found
-    if found.refused:
-        raise ModelError(found.refused)
-    return found
-
-
-def _exact(budget: EliminationOptions) -> list[EliminationOptions]:
-    """Sizes that are tried in turn: where many numbers meet, coarser points cost far less than larger tables."""
     choices = [replace(budget, largest_table=min(USUAL_TABLE, budget.largest_table))]
     for grid, counts in (USUAL, COARSE) if budget.fine_table is None else (USUAL,):
         last = choices[-1]
         choices.append(replace(last, grid=min(grid, last.grid), count_points=min(counts, last.count_points)))
-    return list(dict.fromkeys([*choices, replace(choices[-1], largest_table=budget.largest_table)]))
-
-
-def _by_first(
-    structure: Structure,
-    batch: Batch,
-    choices: Iterable[EliminationOptions],
-    keep: Collection[str],
-    affordable: float = math.inf,
-) -> Layout:
-    """Lay the rows out by the first options that serve, with approximate sums of so many entries; else by the last.
-
-    A few rows in which several numbers meet may need larger tables, or coarser points, than all others.
-    """
-    found: Layout | None = None
-    for options in choices:
-        tried = try_layout(structure, batch, options, keep)
-        if tried.refused and found is not None:
-            continue
-        found = tried
-        split = sum(block.elements for block in tried.blocks if not block.is_exact)
-        if not tried.refused and split <= affordable:
+    choices.append(replace(choices[-1], largest_table=budget.largest_table))
+    choices.append(replace(choices[-1], grid=COARSEST[0], count_points=COARSEST[1]))
+    for options in dict.fromkeys(choices):
+        layout = try_layout(structure, batch, options, keep)
+        if not layout.refused:
             break
-    assert found is not None, "there is at least one choice"
-    return found
+    else:
+        raise ModelError(layout.refused)
+    return layout

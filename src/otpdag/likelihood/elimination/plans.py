@@ -10,22 +10,15 @@ over the neighbours. The cost is that of the largest tables, and depends on the 
 find; weighted min-fill (take next the variable whose elimination links the fewest pairs of neighbours, weighed by
 their sizes) and min-weight (the one with the smallest table) are near it in practice (Koller & Friedman 2009, 9.4.3).
 Both are tried, and the cheaper kept.
-
-Where summing out a variable would need a table beyond the budget, the tables that mention it are put into groups that
-fit (the mini-buckets of Dechter & Rish 2003), and each group has a copy of the variable of its own. The piece with
-copies is summed exactly, like any other. What the copies say of each other is sent between them as messages
-(:mod:`~otpdag.likelihood.elimination.sums`), until they agree. With tables no larger than single families this is loopy
-belief propagation on what is left of the graph's loops; with larger ones it is the join graph of Dechter, Kask &
-Mateescu (2002), or the deletion of edges of Choi & Darwiche (2006).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import TypeAlias
 
 from otpdag.errors import ModelError
@@ -115,33 +108,23 @@ class EliminationOptions:
         grid: Points of an unknown number that is not linear and normal.
         count_points: Most points of an unknown count.
         vector_points: Points of an unknown vector that is not linear and normal.
-        largest_table: Most entries of one table of one row; a piece that needs more is approximated, or refused.
-        split_table: Most entries of a table of a piece that is approximated, but for tables of single families; if
-            zero, such pieces are refused.
-        largest_family: Most entries of the table of a single family (or of linear normal numbers that meet) there.
+        largest_table: Most entries of one table of one row; a piece that needs more is refused.
         memory: Bytes that the tables of one block of rows may take.
         merged: Whether pieces that show the same are one piece with a weight.
         fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
             Where larger tables are needed they begin with a few, and get as many as their posteriors ask for. Numbers
             have half the grid where several unknowns of a piece are on points.
         integrate: Whether linear normal numbers are integrated exactly; otherwise they stand on points like others.
-        entries: Most entries of all tables of all rows in one evaluation of exact sums, where rows need large ones.
-        approximate: Whether rows that need a larger table are approximated rather than refused, where the sizes are
-            a budget (:func:`~otpdag.likelihood.elimination.layout.lay_out_within`).
     """
 
     grid: int = 24
     count_points: int = 48
     vector_points: int = 512
     largest_table: int = 2**20
-    split_table: int = 0
-    largest_family: int = 2**20
     memory: int = 2**27
     merged: bool = True
     fine_table: int | None = None
     integrate: bool = True
-    entries: int = 2**31
-    approximate: bool = True
 
 
 Cells = tuple[int, ...]
@@ -167,14 +150,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Factor:
-    """A table that one family gives over its unknown members, the one that is eliminated last first.
-
-    ``variables`` are the same members as the sums know them: some may be copies.
-    """
+    """A table that one family gives over its unknown members, the one that is eliminated last first."""
 
     family: int
     members: tuple[int, ...]
-    variables: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +167,6 @@ class Plan:
         placed: Nodes with points of their own in each row.
         factors: Tables from single families.
         clusters: Tables from linear normal numbers.
-        copies: Variables that are copies of nodes, where an exact plan would need too large a table.
-        exact: The plan without copies, if there are some.
     """
 
     kind: Kind
@@ -198,8 +175,6 @@ class Plan:
     placed: tuple[int, ...]
     factors: tuple[Factor, ...]
     clusters: tuple[Cluster, ...]
-    copies: Mapping[int, int] = field(default_factory=dict)
-    exact: Plan | None = None
 
     def table_sizes(self, members: Iterable[int]) -> tuple[int, ...]:
         """The axes of a table over these nodes."""
@@ -210,9 +185,9 @@ class Plan:
         """The nodes of the table that each node is summed out of, that node last."""
         rank = {node: i for i, node in enumerate(self.order)}
         separators: dict[int, list[set[int]]] = {node: [] for node in self.order}
-        for variables in (*(one.variables for one in self.factors), *(one.variables for one in self.clusters)):
-            if variables:
-                separators[variables[-1]].append(set(variables))
+        for members in (*(one.members for one in self.factors), *(one.members for one in self.clusters)):
+            if members:
+                separators[members[-1]].append(set(members))
         cliques = []
         for node in self.order:
             joined = set().union({node}, *separators[node])
@@ -227,26 +202,9 @@ class Plan:
         """How many steps must come before each: zero for those that read factors alone."""
         level = dict.fromkeys(self.order, 0)
         for clique in self.cliques:
-            after = clique[-2] if len(clique) > 1 else self.next_root.get(clique[-1])
-            if after is not None:
-                level[after] = max(level[after], level[clique[-1]] + 1)
+            if len(clique) > 1:
+                level[clique[-2]] = max(level[clique[-2]], level[clique[-1]] + 1)
         return tuple(level[node] for node in self.order)
-
-    @cached_property
-    def next_root(self) -> Mapping[int, int]:
-        """Copies may leave parts that do not touch: the variable that each part ends with, and that of the next."""
-        roots = [clique[-1] for clique in self.cliques if len(clique) == 1]
-        return dict(pairwise(roots))
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether no node has copies."""
-        return not self.copies
-
-    @property
-    def cost(self) -> int:
-        """Entries of all tables."""
-        return sum(math.prod(self.table_sizes(clique)) for clique in self.cliques)
 
     def entries(self, families: Sequence[FamilyView]) -> int:
         """Entries of all arrays that one piece takes: sums, messages, tables, values on points, equations."""
@@ -304,13 +262,12 @@ def plan(
     def descending(nodes: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(nodes, key=lambda node: -rank[node]))
 
-    factors = tuple(Factor(v, descending(scope), descending(scope)) for v, scope in scopes.items())
+    factors = tuple(Factor(v, descending(scope)) for v, scope in scopes.items())
     missing: Mapping[int, Cells] = dict(kind.missing)
     made = []
     for (nodes, members), met in zip(clusters, around, strict=True):
         coordinates = ((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
-        axes = descending(met)
-        made.append(Cluster(tuple(coordinates), tuple(members), kind.nodes, frozenset(placed), axes, axes))
+        made.append(Cluster(tuple(coordinates), tuple(members), kind.nodes, frozenset(placed), descending(met)))
     return Plan(kind, order, sizes, placed, factors, tuple(made))
 
 
@@ -357,105 +314,6 @@ def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) ->
             )
 
 
-@dataclass(frozen=True)
-class Split:
-    """Scopes with copies of variables.
-
-    Attributes:
-        scopes: The variables or copies that each factor reads, in the order of the scopes that were given.
-        order: Variables and copies in the order of elimination.
-        copies: The variable of which each copy is one.
-    """
-
-    scopes: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...]
-    copies: Mapping[int, int]
-
-
-_Tables = list[tuple[frozenset[int], tuple[int, ...]]]
-"""Tables while variables are being summed out: their variables, and the factors that went into them."""
-
-
-def split(scopes: Sequence[Sequence[int]], sizes: Mapping[int, int], order: Sequence[int], most: int) -> Split:
-    """Give variables copies until no table along the order has more entries than ``most``, or than the largest factor.
-
-    Args:
-        scopes: The variables of each factor.
-        sizes: Number of states of each variable.
-        order: In which order they are summed out.
-        most: Entries of a table.
-
-    >>> ring = split([(0, 1), (1, 2), (2, 3), (3, 0)], dict.fromkeys(range(4), 2), (0, 1, 2, 3), 4)
-    >>> ring.scopes, ring.copies
-    (((0, 1), (1, 2), (2, 3), (3, 4)), {4: 0})
-    """
-    most = max(most, *(math.prod(sizes[n] for n in scope) for scope in scopes))
-    tables: _Tables = [(frozenset(scope), (i,)) for i, scope in enumerate(scopes)]
-    names: list[dict[int, int]] = [{} for _ in scopes]
-    copies: dict[int, int] = {}
-    copied: list[int] = []
-    following = max(sizes, default=-1) + 1
-    for variable in order:
-        bucket = [table for table in tables if variable in table[0]]
-        tables = [table for table in tables if variable not in table[0]]
-        for number, group in enumerate(_groups(bucket, sizes, most) or [[]]):
-            name = variable
-            if number:
-                name, following = following, following + 1
-                copies[name] = variable
-            factors = tuple(i for _, own in group for i in own)
-            for i in factors:
-                if variable in scopes[i]:
-                    names[i][variable] = name
-            copied.append(name)
-            tables.append((_scope(group) - {variable}, factors))
-    renamed = tuple(tuple(name[n] for n in scope) for scope, name in zip(scopes, names, strict=True))
-    return Split(renamed, tuple(copied), copies)
-
-
-def _scope(group: _Tables) -> frozenset[int]:
-    return frozenset().union(*(scope for scope, _ in group))
-
-
-def _groups(bucket: _Tables, sizes: Mapping[int, int], most: int) -> list[_Tables]:
-    """Put each table, the largest first, where it adds least; where it fits nowhere it begins a group."""
-
-    def entries(group: _Tables) -> int:
-        return math.prod(sizes[n] for n in _scope(group))
-
-    groups: list[_Tables] = []
-    for table in sorted(bucket, key=lambda one: -entries([one])):
-        fitting = [group for group in groups if entries([*group, table]) <= most]
-        if fitting:
-            min(fitting, key=lambda group: entries([*group, table]) - entries(group)).append(table)
-        else:
-            groups.append([table])
-    return groups
-
-
-def split_plan(exact: Plan, most: int) -> Plan:
-    """The same plan with copies, so that no table has more entries than ``most``, or than the largest factor."""
-    parts: list[Factor | Cluster] = [*exact.factors, *exact.clusters]
-    cut = split([one.members for one in parts], exact.sizes, exact.order, most)
-    if not cut.copies:
-        return exact
-    rank = {variable: i for i, variable in enumerate(cut.order)}
-    nodes = {variable: cut.copies.get(variable, variable) for variable in cut.order}
-    renamed = []
-    for one, scope in zip(parts, cut.scopes, strict=True):
-        variables = tuple(sorted(scope, key=lambda variable: -rank[variable]))
-        renamed.append(replace(one, members=tuple(nodes[variable] for variable in variables), variables=variables))
-    return replace(
-        exact,
-        order=cut.order,
-        sizes={variable: exact.sizes[node] for variable, node in nodes.items()},
-        factors=tuple(one for one in renamed if isinstance(one, Factor)),
-        clusters=tuple(one for one in renamed if isinstance(one, Cluster)),
-        copies=cut.copies,
-        exact=exact,
-    )
-
-
 class Planner:
     """Plans of kinds of pieces within some sizes, each made once; ``refused`` says why the sizes do not serve."""
 
@@ -474,8 +332,6 @@ class Planner:
                 single = [n for n in made.placed if self.families[n].widths[-1] == 1]
                 few = tuple((n, min(COARSE_POINTS, made.sizes[n])) for n in single)
                 made = self._plan(replace(kind, points=few))
-            if made.largest[0] > options.largest_table and options.split_table:
-                made = self._split(made)
             self._check(made)
             self.plans[kind] = made
         return self.plans[kind]
@@ -498,14 +354,6 @@ class Planner:
     def _plan(self, kind: Kind) -> Plan:
         return plan(kind, self.families, self._points, integrate=self.options.integrate)
 
-    def _split(self, exact: Plan) -> Plan:
-        """Give nodes copies; where linear normal numbers meet too many categories to be integrated, points as well."""
-        most = min(self.options.split_table, self.options.largest_table)
-        made = split_plan(exact, most)
-        if made.largest[0] <= self.options.largest_family or not exact.clusters:
-            return made
-        return split_plan(plan(exact.kind, self.families, self._points, integrate=False), most)
-
     def _points(self, family: FamilyView) -> int:
         if family.mechanism.space.is_countable:
             return self.table.count_points(family, self.options.count_points)
@@ -519,12 +367,9 @@ class Planner:
 
     def _check(self, made: Plan) -> None:
         entries, clique = made.largest
-        most = self.options.largest_family if self.options.split_table else self.options.largest_table
-        if entries > max(most, self.options.largest_table):
-            names = ", ".join(
-                f"{self.families[made.copies.get(n, n)].node!r} ({size})"
-                for n, size in zip(clique, made.table_sizes(clique), strict=True)
-            )
+        if entries > self.options.largest_table:
+            sizes = zip(clique, made.table_sizes(clique), strict=True)
+            names = ", ".join(f"{self.families[n].node!r} ({size})" for n, size in sizes)
             self.refused = (
                 f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
                 f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"

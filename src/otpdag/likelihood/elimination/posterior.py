@@ -21,24 +21,10 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination.families import FamilyView
-from otpdag.likelihood.elimination.layout import Block, Layout, SplitSource
-from otpdag.likelihood.elimination.sums import (
-    LEAST,
-    Banks,
-    Evaluated,
-    Factors,
-    Tempering,
-    beliefs_of,
-    eliminate,
-    message_replies,
-    send_messages,
-    tables_of,
-)
+from otpdag.likelihood.elimination.layout import Block, Layout
+from otpdag.likelihood.elimination.sums import Banks, Evaluated, Factors, Tempering, beliefs_of
 from otpdag.likelihood.elimination.unknown_numbers import Integrals, LinearGroup
 from otpdag.structure import Naturals
-
-PROPOSALS_BEFORE = 8  # draws of variables with copies, before those that count
-DRAWN_ENTRIES = 2**24  # entries of all tables of the proposals that are made at a time
 
 
 @dataclass(frozen=True)
@@ -163,10 +149,7 @@ class _Drawn:
     def add(self, evaluated: Evaluated) -> None:
         """Draw the pieces of one block."""
         block = evaluated.block
-        if block.is_exact:
-            states = draws(block, evaluated.conditionals, self.many, self.numbers)
-        else:
-            states = _draw_copied(evaluated, self.many, self.numbers)
+        states = draws(block, evaluated.conditionals, self.many, self.numbers)
         for family, rows, own in _by_family(self.layout, block, states):
             if family.categories[-1]:
                 value = torch.nn.functional.one_hot(own, family.widths[-1])
@@ -245,7 +228,7 @@ class _Drawn:
 
 
 def draws(block: Block, conditionals: Sequence[Tensor], many: int, numbers: RandomNumbers) -> Tensor:
-    """Joint draws of all variables (cells, draws): all from one replica, or one from each of as many."""
+    """Joint draws of all variables (cells, draws), from the conditionals of one replica."""
     states = torch.zeros(len(block.cell_node), many, dtype=torch.long)
     for step, conditional in zip(reversed(block.steps), reversed(conditionals), strict=True):
         size = step.sizes[-1]
@@ -274,83 +257,6 @@ def _by_family(layout: Layout, block: Block, states: Tensor) -> Iterator[tuple[F
             yield family, rows[here], states[cells[here]]
 
 
-def _draw_copied(evaluated: Evaluated, many: int, numbers: RandomNumbers) -> Tensor:
-    """Draw pieces whose variables have copies: proposals, which replace each other as their weights say.
-
-    This is Metropolis' rule for proposals that do not depend on each other: after the first few the draws are those of
-    the exact posterior, however far the beliefs are from it.
-    """
-    block, banks = evaluated.block, evaluated.banks
-    assert banks is not None, "a block with copies keeps its banks"
-    plain = RandomNumbers(numbers.generator)
-    at_once = max(1, DRAWN_ENTRIES // max(block.elements, 1))
-    proposals, weights = [], []
-    for first in range(0, many + PROPOSALS_BEFORE, at_once):
-        number = min(at_once, many + PROPOSALS_BEFORE - first)
-        some = {sizes: bank[:1].expand(number, -1, -1).clone() for sizes, bank in banks.items()}
-        conditionals, log_weight = drawn_copies(block, some, numbers.generator)
-        proposals.append(draws(block, conditionals, number, plain))
-        weights.append(log_weight)
-    taken = _accepted(torch.cat(weights), numbers.generator)[PROPOSALS_BEFORE:]
-    return torch.cat(proposals, 1).gather(1, taken.T[block.cell_piece])
-
-
-def _accepted(log_weight: Tensor, generator: torch.Generator) -> Tensor:
-    """Which proposal each piece has after each step of Metropolis' rule, from log-weights (proposals, D)."""
-    uniform = torch.rand(log_weight.shape, generator=generator, dtype=log_weight.dtype).log()
-    now = torch.zeros(log_weight.shape[1], dtype=torch.long)
-    taken = [now]
-    for number in range(1, len(log_weight)):
-        ratio = log_weight[number] - log_weight.gather(0, now.unsqueeze(0))[0]
-        now = torch.where(uniform[number] < ratio, number, now)
-        taken.append(now)
-    return torch.stack(taken)
-
-
-def drawn_copies(block: Block, banks: Banks, generator: torch.Generator) -> tuple[list[Tensor], Tensor]:
-    r"""Draw one joint state of all variables that have copies, in every replica.
-
-    Variable after variable is drawn from its belief and then held there, at the original and at all copies, and
-    messages are sent once before the next. Once all are held the sums are exact given their states c.
-
-    Args:
-        block: Pieces with copies.
-        banks: Tables and messages that stand still, as the sums leave them; they are overwritten.
-        generator: The source of the draws.
-
-    Returns:
-        The probabilities of each step's variable given its separator and c; and of each distinct piece (R, D)
-        :math:`\log P(x, c) - \log q(c)`, the logarithm of the weight that makes up for beliefs that are not exact.
-    """
-    back = {sizes: torch.zeros_like(bank) for sizes, bank in banks.items()}
-    single = banks[()]
-    log_chance = single.new_zeros(len(single), block.distinct)
-    for number in range(1 + max(int(split.rank.max()) for split in block.splits)):
-        conditionals = eliminate(block.steps, banks)
-        replies = message_replies(block, banks, back, conditionals)
-        uniform = torch.rand(len(single), block.distinct, 1, generator=generator, dtype=single.dtype)
-        chance = torch.ones_like(log_chance)  # the copies of one variable share their draw and its chance
-        for split, reply in zip(block.splits, replies, strict=True):
-            belief = tables_of(back, split.originals)
-            waiting = (split.rank > number).to(belief).unsqueeze(-1)
-            send_messages(banks, split, reply, waiting)
-            drawn = torch.nonzero(split.rank == number)[:, 0]
-            chance[:, split.piece[drawn]] = _hold(banks, split, drawn, belief[:, drawn], uniform)
-        log_chance += chance.log()
-    conditionals = eliminate(block.steps, banks)
-    return conditionals, banks[()][:, block.result, 0] - log_chance
-
-
-def _hold(banks: Banks, split: SplitSource, drawn: Tensor, belief: Tensor, uniform: Tensor) -> Tensor:
-    """Draw states from beliefs (R, n, K), hold originals and copies there, and return their chances (R, n)."""
-    sums = belief.cumsum(-1)
-    state = (uniform[:, split.piece[drawn]] * sums[..., -1:] > sums).sum(-1, keepdim=True).clamp(max=sums.shape[-1] - 1)
-    held = torch.full_like(belief, LEAST).scatter_(-1, state, 0.0)
-    for one in (split.originals, split.copies):
-        banks[one.sizes][:, one.start + drawn] = held
-    return (belief.gather(-1, state) / sums[..., -1:]).squeeze(-1)
-
-
 def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
     """One-hot states (N, K) of every category, seen ones as they are, and the log-density of each row with them.
 
@@ -360,8 +266,6 @@ def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tens
         naturals: Parameters of one replica (1, ...).
         layout: Rows, laid out with ``keep`` of all unknown categories.
     """
-    if not all(block.is_exact for block in layout.blocks):
-        raise ModelError("the most probable explanation needs exact sums; those of some rows are approximate")
     if layout.has_points:
         raise ModelError(
             "the most probable explanation needs unknown numbers to be linear and normal; one of them stands on points"

@@ -12,19 +12,6 @@ the number of calls depends on the depth and width of pieces, not on how many ki
 the beliefs of a message's row are those of the step that read it, and times the conditional they give the beliefs of
 everything that went into the product. All of it is in logarithms: no evidence, however unlikely, underflows.
 
-**What copies of a variable say of each other**, sent back and forth until they agree. A copy and its original each have
-a table of one variable that stands for the other: :math:`s(x)` at the original, :math:`t(x)` at the copy. With both,
-the piece is summed exactly, which gives a belief of each; without its own table a belief is what the rest of that side
-says, and becomes the table of the other side,
-
-.. math:: t(x) \propto \frac{b_{\text{original}}(x)}{s(x)}, \qquad s(x) \propto \frac{b_{\text{copy}}(x)}{t(x)},
-   \qquad \log \hat Z = \log Z(s, t) - \sum_{\text{pairs}} \log \sum_x s(x)\, t(x) .
-
-Where this stands still both beliefs are :math:`\propto s(x) t(x)`, and :math:`\log \hat Z` is stationary in all
-messages: it is minus the free energy of Bethe and Kikuchi (Yedidia, Freeman & Weiss 2005; Choi & Darwiche 2006). So its
-gradient by the parameters is, as in the exact sums, the expected one under the beliefs. It is exact where the copies do
-not meet again on another way, and need not be a bound elsewhere.
-
 **Tables of families that read numbers** stand side by side: one call for a kind of families, however many tables they
 need. What a family's members are in each entry of each table depends on data and points alone. Where each value comes
 from (a cell of the data, a point, a state) is written down once for a block, as numbers of a pool; values are read from
@@ -55,18 +42,13 @@ from otpdag.likelihood.elimination.families import (
     WeighedRows,
     stacked_replicas,
 )
-from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Sizes, Source, SplitSource, Step
+from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Sizes, Source, Step
 from otpdag.likelihood.elimination.unknown_numbers import Equations, Integrals, LinearGroup, Points
 from otpdag.structure import Naturals
 
 Banks = dict[Sizes, Tensor]
 """Log-tables, or their beliefs, by size: (R, rows, entries). The first row is the empty product."""
 
-CLOSE = 1e-5  # change of a message's probabilities at which it stands still
-MOST_ROUNDS = 60  # messages that come to rest took 2 to 60 (decision 0018); others swing for good
-LITTLE_CALMER = 0.95  # a change above this share of the last one says that messages swing
-PART = 0.5  # of the way that swinging messages go
-LEAST = -40.0  # logarithm of the smallest entry of a message: nothing is ruled out for good by a copy
 FILLED = 1.5
 """How many times as many entries as it has an array may get, to stand beside the longest of its kind."""
 ENTRIES_OF_A_CALL = 4096
@@ -165,80 +147,6 @@ def beliefs(steps: Sequence[Step], conditionals: Sequence[Tensor], banks: Banks)
                 for replica in range(len(bank)):
                     bank[replica].index_add_(0, column, marginal[replica])
         yield step, belief
-
-
-# -- copies ------------------------------------------------------------------------------------------------------------
-
-
-def settle(block: Block, banks: Banks) -> tuple[list[Tensor], Tensor, int]:
-    """Send messages until they stand still; they stay in the banks.
-
-    Args:
-        block: Pieces with copies.
-        banks: Tables of factors, and room for messages.
-
-    Returns:
-        Probabilities of each step's variable given its separator; what is counted twice in the evidence of each
-        distinct piece (R, D); and how many pairs of copies still changed at the end, in the worst replica.
-    """
-    back = {sizes: torch.zeros_like(bank) for sizes, bank in banks.items()}
-    before = [torch.full((), torch.inf) for _ in block.splits]
-    changes = before
-    for _ in range(MOST_ROUNDS):
-        conditionals = eliminate(block.steps, banks)
-        replies = message_replies(block, banks, back, conditionals)
-        changes = [_change(banks, split, reply) for split, reply in zip(block.splits, replies, strict=True)]
-        if max(float(change.max()) for change in changes) <= CLOSE:
-            break
-        for split, reply, change, last in zip(block.splits, replies, changes, before, strict=True):
-            part = torch.where(change > LITTLE_CALMER * last, PART, 1.0)
-            send_messages(banks, split, reply, part.unsqueeze(-1))
-        before = changes
-    else:
-        conditionals = eliminate(block.steps, banks)
-    restless = sum(int((change > CLOSE).any(0).sum()) for change in changes)
-    single = banks[()]
-    overlap = single.new_zeros(len(single), block.distinct)
-    for split in block.splits:
-        both = tables_of(banks, split.originals) + tables_of(banks, split.copies)
-        overlap.index_add_(1, split.piece, torch.logsumexp(both, -1))
-    return conditionals, overlap, restless
-
-
-def message_replies(
-    block: Block, banks: Banks, back: Banks, conditionals: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """What originals and copies say without their own messages: new messages to originals and to copies (R, n, K).
-
-    Beliefs go into the banks ``back``.
-    """
-    for bank in back.values():
-        bank.zero_()
-    back[()][:, block.result, 0] = 1.0
-    for _ in beliefs(block.steps, conditionals, back):
-        pass
-    replies = []
-    for split in block.splits:
-        to_copy, to_original = (
-            torch.log_softmax((tables_of(back, one).log() - tables_of(banks, one)).clamp(min=-1e6), -1).clamp(min=LEAST)
-            for one in (split.originals, split.copies)
-        )
-        replies.append((to_original, to_copy))
-    return replies
-
-
-def _change(banks: Banks, split: SplitSource, replies: tuple[Tensor, Tensor]) -> Tensor:
-    """The largest change of a probability in either message of each pair (R, n)."""
-    both = zip((split.originals, split.copies), replies, strict=True)
-    changes = [(torch.softmax(tables_of(banks, one), -1) - new.exp()).abs().amax(-1) for one, new in both]
-    return torch.maximum(*changes)
-
-
-def send_messages(banks: Banks, split: SplitSource, replies: tuple[Tensor, Tensor], part: Tensor) -> None:
-    """Let messages go a part (n, 1) of the way to new ones."""
-    for one, new in zip((split.originals, split.copies), replies, strict=True):
-        old = tables_of(banks, one)
-        old.copy_(torch.lerp(old, new, part.to(old)))
 
 
 # -- rows of families that read numbers --------------------------------------------------------------------------------
@@ -708,13 +616,8 @@ class Factors:
             met = [torch.cat([points[key].values[:, at, :, 0] for key, at in parts], 1) for parts in group.placed]
             integrals.append(group.integrate(self.equations, met, self.tempering.power))
             self._put(banks, group, integrals[-1].table)
-        if block.is_exact:
-            conditionals = eliminate(block.steps, banks, best=self.largest)
-            log_z = banks[()][:, block.result, 0]
-            return Evaluated(block, log_z, conditionals, tuple(integrals), prepared, log_probs)
-        conditionals, overlap, restless = settle(block, banks)
-        log_z = banks[()][:, block.result, 0] - overlap
-        return Evaluated(block, log_z, conditionals, tuple(integrals), prepared, log_probs, banks, restless)
+        conditionals = eliminate(block.steps, banks, best=self.largest)
+        return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), prepared, log_probs)
 
     @staticmethod
     def _put(banks: Banks, source: Source | LinearGroup, table: Tensor) -> None:
@@ -759,8 +662,6 @@ class Evaluated:
         integrals: What was integrated out, by linear source.
         prepared: Rows of the families that read numbers.
         log_probs: Their log-densities (R, entries).
-        banks: All tables and messages, where variables have copies.
-        restless: Pairs of copies whose messages had not come to rest.
     """
 
     block: Block
@@ -769,8 +670,6 @@ class Evaluated:
     integrals: tuple[Integrals, ...]
     prepared: Prepared
     log_probs: Sequence[Tensor]
-    banks: Banks | None = None
-    restless: int = 0
 
     def steps(self, weight: Tensor) -> tuple[Banks, Iterator[tuple[Step, Tensor]]]:
         """Banks of beliefs under weights (1 or R, D) of the pieces, and the :func:`beliefs` of steps that fill them."""

@@ -444,7 +444,6 @@ class Cluster:
         on_points: Those that have points of their own.
         members: Unknown categories on which coefficients depend, and numbers and counts on points that enter the
             factors, in the order of the axes of the table that remains.
-        variables: The same as the sums know them: some may be copies.
     """
 
     coordinates: tuple[tuple[int, int], ...]
@@ -452,7 +451,6 @@ class Cluster:
     nodes: tuple[int, ...]
     on_points: frozenset[int]
     members: tuple[int, ...]
-    variables: tuple[int, ...]
 
     @property
     def categories(self) -> tuple[int, ...]:
