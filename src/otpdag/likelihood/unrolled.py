@@ -236,10 +236,6 @@ class WindowProblem(Units):
         problem = self.laid_out_for(point)
         return Refinement(problem, point, "moved grids", problem.loss(point).total.detach())
 
-    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
-        """What is approximate about sums over windows."""
-        return tuple(dict.fromkeys(note for part in self.parts for note in part.notes(point)))
-
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
         """About so many steps, or these sequences."""
         part = part_of(self.batch, rows, self.seed)
