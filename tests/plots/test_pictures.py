@@ -84,15 +84,6 @@ def test_effects_are_those_of_setting_the_node(fitted):
         plots.plot_effects(result, "shape", "size", [0])
 
 
-def test_pairs_by_group():
-    table = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0], "y": [1.0, 0.0, 1.0, 0.0], "name": list("abcd")})
-    figure = plots.plot_pairs(table, groups=["one", "two", "one", "two"])
-    assert len(figure.axes) == 4
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "two"]
-    with pytest.raises(DataError, match="groups must have a label for each of 4 rows; got 2"):
-        plots.plot_pairs(table, groups=[1, 2])
-
-
 def test_sequences_and_strangers_are_refused():
     chain = otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()})
     with pytest.raises(ModelError, match="plot_fit draws tables; the graph has lagged edges"):

@@ -3,30 +3,15 @@
 Every function returns a :class:`matplotlib.figure.Figure`, shows nothing, and leaves pyplot alone.
 """
 
-from otpdag.plots.curves import learning_curve, plot_forecast, plot_segments, plot_selection, search_curve
-from otpdag.plots.graph import draw_graph
-from otpdag.plots.pictures import (
-    plot_classes,
-    plot_effects,
-    plot_estimates,
-    plot_fit,
-    plot_hidden,
-    plot_missing,
-    plot_pairs,
-)
-
-__all__ = [
-    "draw_graph",
-    "learning_curve",
-    "plot_classes",
-    "plot_effects",
-    "plot_estimates",
-    "plot_fit",
-    "plot_forecast",
-    "plot_hidden",
-    "plot_missing",
-    "plot_pairs",
-    "plot_segments",
-    "plot_selection",
-    "search_curve",
-]
+from otpdag.plots.curves import learning_curve as learning_curve
+from otpdag.plots.curves import plot_forecast as plot_forecast
+from otpdag.plots.curves import plot_segments as plot_segments
+from otpdag.plots.curves import plot_selection as plot_selection
+from otpdag.plots.curves import search_curve as search_curve
+from otpdag.plots.graph import draw_graph as draw_graph
+from otpdag.plots.pictures import plot_classes as plot_classes
+from otpdag.plots.pictures import plot_effects as plot_effects
+from otpdag.plots.pictures import plot_estimates as plot_estimates
+from otpdag.plots.pictures import plot_fit as plot_fit
+from otpdag.plots.pictures import plot_hidden as plot_hidden
+from otpdag.plots.pictures import plot_missing as plot_missing

@@ -46,41 +46,45 @@ def learning_curve(history: History, *, ax: Axes | None = None) -> Figure:
     >>> figure.axes[0].get_xlabel()
     'step'
     """
-    records: Any = history.history if isinstance(history, FitResult) else history
-    if isinstance(records, Sequence) and all(isinstance(record, Mapping) for record in records):
-        records = pd.DataFrame(list(records)).to_dict(orient="list")
-    if not isinstance(records, Mapping):
-        raise DataError(
-            f"history must be a result of otp.fit, its history, or a dictionary of terms; got {type(history).__name__}"
-        )
-    terms = {name: _series(name, values) for name, values in records.items()}
-    steps = terms.pop("step", None)
-    if not terms:
+    table = _terms(history.history if isinstance(history, FitResult) else history)
+    steps = table.pop("step") if "step" in table else pd.Series(np.arange(1, len(table) + 1))
+    if table.empty:
         raise DataError("history must hold at least one term; got none")
+    if steps[table.notna().any(axis=1)].isna().any():
+        raise DataError(f"history['step'] must number all {len(table)} steps; got {steps.notna().sum()}")
     ax = style.axes_of(ax, 6.4, 3.8)
-    for number, (name, values) in enumerate(terms.items()):
-        x = np.arange(1, len(values) + 1) if steps is None else steps[: len(values)]
-        if len(x) != len(values):
-            raise DataError(
-                f"history[{name!r}] must have at most {len(x)} values, one for each step; got {len(values)}"
-            )
-        finite = ~np.isnan(values)
-        marker, dashes = "o" if finite.sum() == 1 else None, "-" if number < len(style.COLOURS) else "--"
+    for number, (name, values) in enumerate(table.items()):
+        seen = values.dropna()
+        marker, dashes = "o" if len(seen) == 1 else None, "-" if number < len(style.COLOURS) else "--"
         look: dict[str, Any] = {"marker": marker, "color": style.colour(number), "linewidth": 1.4}
-        ax.plot(x[finite], values[finite], dashes, label=name, **look)
-    seen = np.concatenate([values[~np.isnan(values)] for values in terms.values()])
-    if len(seen) and seen.min() > 0 and seen.max() > 100 * seen.min():
+        ax.plot(steps[seen.index], seen, dashes, label=name, **look)
+    finite = table.to_numpy()[table.notna()]
+    if len(finite) and finite.min() > 0 and finite.max() > 100 * finite.min():
         ax.set_yscale("log")
     style.tidy_steps(ax)
     ax.margins(x=0.01)
-    ax.set_ylabel("value" if len(terms) > 1 else next(iter(terms)))
-    if len(terms) > 1:
+    ax.set_ylabel("value" if table.shape[1] > 1 else str(table.columns[0]))
+    if table.shape[1] > 1:
         style.legend_beside(ax, handlelength=1.4)
     return style.figure_of(ax)
 
 
+def _terms(records: Any) -> pd.DataFrame:
+    """A column of numbers for each term, NaN where they are not finite, and where one has fewer than others."""
+    if not isinstance(records, Mapping) and all(isinstance(record, Mapping) for record in records):
+        records = pd.DataFrame(list(records)).to_dict(orient="list")
+    try:
+        table = pd.DataFrame({name: pd.Series(np.asarray(values, dtype=float)) for name, values in records.items()})
+    except (AttributeError, TypeError, ValueError):
+        raise DataError(
+            "history must be a result of otp.fit, its history, or a dictionary of terms with lists of numbers; "
+            f"got {records!r:.60}"
+        ) from None
+    return table.where(np.isfinite(table))
+
+
 def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None, ax: Axes | None = None) -> Figure:
-    """Draw the losses of all starts along the stages of a search, the kept one on top.
+    """Draw the losses of all starts along the stages of a search, which are bands; the kept start is on top.
 
     Where losses only fall, as those of a quasi-Newton method do, the height of a line is how far it lies above the
     lowest loss of the stages that compare with it, on a logarithmic scale: starts that are stuck stay high. Noisy
@@ -100,34 +104,35 @@ def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None
     >>> figure = search_curve(
     ...     [Stage("2 short starts", (0, 1), [(3.0, 4.0), (1.5, 2.0)]), Stage("best", (0,), [(1.2,)])]
     ... )
-    >>> [text.get_text() for text in figure.axes[0].texts]
-    ['2 short starts', 'best']
+    >>> [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    ['2 short starts', 'best', 'kept start', 'other starts']
     """
     stages = stages.stages if isinstance(stages, FitResult) else stages
     tables = [(stage, np.array(stage.losses, dtype=np.float64)) for stage in stages if stage.losses]
     if not tables:
         raise DataError("stages must hold at least one step; got none")
-    ax = style.axes_of(ax, 6.4, 3.8)
+    ax = style.axes_of(ax, 7.4, 3.8)
     falling = all(_only_falls(losses) for _, losses in tables)
     kept = tables[-1][0].starts[0] if kept is None else kept
     begin = 0
-    for stage, losses in tables:
+    for number, (stage, losses) in enumerate(tables):
         comparable = [table for other, table in tables if other.objective == stage.objective]
         heights = _above_lowest(losses, comparable) if falling else losses
         steps = np.arange(begin + 1, begin + len(losses) + 1)
-        order = sorted(range(len(stage.starts)), key=lambda place: stage.starts[place] == kept)
-        for place in order:
-            _draw_start(ax, steps, heights[:, place], is_kept=stage.starts[place] == kept, smooth=not falling)
+        for place, start in enumerate(stage.starts):
+            _draw_start(ax, steps, heights[:, place], is_kept=start == kept, smooth=not falling)
+        band = style.band(ax, begin + 0.5, begin + len(losses) + 0.5, number)
+        band.set_label(stage.name)
         begin += len(losses)
     if falling:
         ax.set_yscale("log")
     ax.set_ylabel("loss above the lowest" if falling else "loss")
+    ax.set_xlim(0.5, begin + 0.5)
     style.tidy_steps(ax)
-    name_stages(ax, [(stage.name, len(losses)) for stage, losses in tables])
     if len(tables[0][0].starts) > 1:
-        ax.plot([], [], color=style.COLOURS[0], linewidth=1.8, label="kept start")
+        ax.plot([], [], color=style.INK, linewidth=1.8, label="kept start")
         ax.plot([], [], color=style.PALE_INK, linewidth=0.9, label="other starts")
-        ax.legend(frameon=False, loc="best", handlelength=1.4, fontsize=style.SMALL_FONT)
+    style.legend_beside(ax, handlelength=1.4, fontsize=style.SMALL_FONT)
     return style.figure_of(ax)
 
 
@@ -147,67 +152,13 @@ def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
 def _draw_start(
     ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
 ) -> None:
-    paint, width, front = (style.COLOURS[0], 1.8, 3) if is_kept else (style.PALE_INK, 0.9, 2)
+    paint, width, front = (style.INK, 1.8, 3) if is_kept else (style.PALE_INK, 0.9, 2)
     marker = "o" if np.isfinite(heights).sum() == 1 else None
     if smooth and len(heights) > 20:  # steps; the noise of fewer is as plain without a mean
         ax.plot(steps, heights, color=paint, linewidth=0.5, alpha=0.25, zorder=front)
         window = max(3, len(heights) // 25)
         heights = pd.Series(heights).rolling(window, center=True, min_periods=1).mean().to_numpy()
     ax.plot(steps, heights, color=paint, linewidth=width, marker=marker, markersize=3, zorder=front)
-
-
-def _series(name: str, values: Sequence[float]) -> Floats:
-    """Numbers, NaN where they are not finite."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"history[{name!r}] must be a list of numbers; got {values!r:.60}") from error
-    if array.ndim != 1 or not len(array):
-        raise DataError(f"history[{name!r}] must be a list of at least one number; got shape {array.shape}")
-    return np.where(np.isfinite(array), array, np.nan)
-
-
-def name_stages(
-    ax: Axes, stages: Sequence[tuple[str, int]], *, row_height: float = 11.0, gap: float = 6.0, most_rows: int = 8
-) -> None:
-    """Draw a line where a stage begins, and the stages' names above, each to the right of its line.
-
-    A name stands above all later ones that it would lie on, so that lines from names down to their stages cross no
-    other name, save near the right end. Names that find no room are left out.
-
-    Args:
-        ax: Axes along which the stages lie one after another, from step 1 on.
-        stages: The name and number of steps of each.
-        row_height: Of a line of names, in points.
-        gap: Between two names, in points.
-        most_rows: Of names: more would leave the curves no room.
-    """
-    ends = np.cumsum([length for _, length in stages])
-    ax.set_xlim(0.5, ends[-1] + 0.5)
-    width, _ = style.place_axes(ax)
-    begins = np.array([0, *ends[:-1]]) * width / ends[-1]
-    lengths = np.array([style.text_width(name, style.SMALL_FONT) + gap for name, _ in stages])
-    lefts, rows = np.clip(begins, 0, np.maximum(width - lengths, 0)), np.full(len(stages), -1)
-    for number in reversed(range(len(stages))):
-        rows[number] = 1 + max(rows[number:][lefts[number:] < lefts[number] + lengths[number]])
-    for (name, _), begin, left, length, row in zip(stages, begins, lefts, lengths, rows, strict=True):
-        if begin:
-            ax.axvline(begin / width * ends[-1] + 0.5, color="#c3cad4", linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
-        if row < most_rows:
-            line = {"arrowstyle": "-", "color": style.PALE_INK, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
-            line["relpos"] = ((begin - left) / length, 0.0)
-            text = ax.annotate(
-                name,
-                (begin / width, 1.0),
-                (left - begin, 4 + row_height * row),
-                xycoords="axes fraction",
-                textcoords="offset points",
-                arrowprops=line if row else None,
-                annotation_clip=False,
-                fontsize=style.SMALL_FONT,
-                color=style.INK,
-            )
-            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
 
 
 # --- the choice of a model, and series --------------------------------------------------------------------------------
@@ -327,12 +278,11 @@ def plot_segments(
     gaps = np.diff(where) if len(where) > 1 else np.ones(1)
     edges = np.concatenate([where[:1] - gaps[0] / 2, (where[1:] + where[:-1]) / 2, where[-1:] + gaps[-1] / 2])
     for start, stop in pairwise([0, *np.flatnonzero(np.diff(codes)) + 1, len(codes)]):  # in one state each
-        paint = style.colour(int(codes[start]))
-        band = ax.axvspan(edges[start], edges[stop], color=paint, alpha=0.16, linewidth=0)
-        bands.setdefault(int(codes[start]), band)
+        state = int(codes[start])
+        bands.setdefault(state, style.band(ax, edges[start], edges[stop], state))
         if levels is not None:
-            level = float(np.asarray(levels, dtype=np.float64).ravel()[codes[start]])
-            ax.plot(edges[[start, stop]], [level, level], color=paint, linewidth=1.6)
+            level = float(np.asarray(levels, dtype=np.float64).ravel()[state])
+            ax.plot(edges[[start, stop]], [level, level], color=style.colour(state), linewidth=1.6)
     ax.plot(where, series, color=style.INK, linewidth=0.8, marker="o", markersize=2.2)
     ax.set_xlim(edges[0], edges[-1])
     ax.set_xlabel(_name_of(times, "step" if times is None else "time"))

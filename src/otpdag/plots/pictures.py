@@ -1,4 +1,4 @@
-"""Pictures of a model beside its data: distributions, pairs, gaps, hidden nodes, classes, estimates."""
+"""Pictures of a model beside its data: distributions, gaps, hidden nodes, classes, estimates."""
 
 from __future__ import annotations
 
@@ -55,44 +55,6 @@ def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None 
         draw_distribution(ax, model.spaces[node], data[name].dropna(), made[name])
         ax.set_title(name, fontsize=10)
     axes[0].legend(frameon=False, fontsize=style.SMALL_FONT)
-    return figure
-
-
-def plot_pairs(
-    data: pd.DataFrame, *, columns: Sequence[str] | None = None, groups: Sequence[Any] | None = None
-) -> Figure:
-    """Every pair of number columns as points, in the colours of groups; on the diagonal each column by group.
-
-    Args:
-        data: A table.
-        columns: Which columns; by default those that hold numbers, at most six.
-        groups: A label for each row, for instance from :meth:`Model.predict`; one colour if left out.
-
-    >>> table = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [1.0, 0.5, 0.1]})
-    >>> len(plot_pairs(table, groups=["a", "b", "a"]).axes)
-    4
-    """
-    names = list(columns) if columns is not None else list(data.select_dtypes("number").columns[:6])
-    if not names:
-        raise DataError("columns must name number columns; the table has none")
-    codes, labels = pd.factorize(np.asarray(groups if groups is not None else [""] * len(data)), sort=True)
-    if len(codes) != len(data):
-        raise DataError(f"groups must have a label for each of {len(data)} rows; got {len(codes)}")
-    side = max(3.2, 1.9 * len(names))
-    figure = style.Picture(figsize=(side, side), layout="constrained")
-    grid = figure.subplots(len(names), len(names), squeeze=False)
-    for row, below in enumerate(names):
-        for column, left in enumerate(names):
-            ax = grid[row, column]
-            _pair(ax, data, left, below, codes, len(labels))
-            ax.tick_params(labelsize=style.SMALL_FONT - 1)
-            ax.set_xlabel(left if row == len(names) - 1 else "", fontsize=style.SMALL_FONT)
-            ax.set_ylabel(below if column == 0 else "", fontsize=style.SMALL_FONT)
-    if len(labels) > 1:
-        for number, label in enumerate(labels):
-            grid[0, 0].plot([], [], "o", color=style.colour(number), label=str(label))
-        marks, _ = grid[0, 0].get_legend_handles_labels()
-        figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=style.SMALL_FONT)
     return figure
 
 
@@ -321,17 +283,6 @@ def _levels(ax: Axes, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
     names = [style.shortened(str(level)) for level in levels]
     turned = len(names) > 12 or max(map(len, names)) * len(names) > 40  # letters that stand side by side
     ax.set_xticks(places, names, rotation=90 if turned else 0)
-
-
-def _pair(ax: Axes, data: pd.DataFrame, left: str, below: str, codes: NDArray[Any], groups: int) -> None:
-    for group in range(groups):
-        rows = data[codes == group]
-        if left == below:
-            values = rows[left].dropna().to_numpy(dtype=float)
-            if len(values):
-                ax.hist(values, 15, color=style.colour(group), alpha=0.5)
-        else:
-            ax.plot(rows[left], rows[below], "o", color=style.colour(group), markersize=2.2, alpha=0.6)
 
 
 def observed_columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:

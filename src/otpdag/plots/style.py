@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -49,6 +50,11 @@ def shortened(name: str, most: int = 24) -> str:
 def colour(number: int) -> str:
     """The colour of the n-th thing of a picture."""
     return COLOURS[number % len(COLOURS)]
+
+
+def band(ax: Axes, start: float, stop: float, number: int) -> Artist:
+    """A stretch of the axis behind what is drawn, in the colour of the n-th thing."""
+    return ax.axvspan(start, stop, color=colour(number), alpha=0.16, linewidth=0, zorder=0)
 
 
 def figure_of(ax: Axes) -> Figure:
