@@ -8,7 +8,6 @@ from torch import nn
 
 from otpdag.errors import DataError, ModelError, NotFittedError
 from otpdag.estimators import VectorQuantizedAutoencoder
-from otpdag.safe_archive import read_bundle, write_bundle
 
 SMALL = {
     "n_codes": 16,
@@ -170,28 +169,6 @@ def test_codewords_lie_in_as_many_directions_as_asked_for(tmp_path, rank, length
     made.save(tmp_path / "codes.otp")
     again = VectorQuantizedAutoencoder.load(tmp_path / "codes.otp")
     assert np.array_equal(again.reconstruct(tiles(5)), made.reconstruct(tiles(5)))
-
-
-def test_a_file_without_rank_has_codewords_of_all_channels(tmp_path):
-    made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": 8}).fit(tiles(40))
-    made.save(tmp_path / "codes.otp")
-    state, tensors = read_bundle(tmp_path / "codes.otp", "estimator.json", "file")
-    del state["settings"]["rank"]
-    state["own_networks"] = False  # of both together, as these files say it
-    write_bundle(tmp_path / "codes.otp", "estimator.json", state, tensors)
-    again = VectorQuantizedAutoencoder.load(tmp_path / "codes.otp")
-    assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
-
-
-def test_a_file_from_when_codewords_had_as_many_directions_as_bits(tmp_path):
-    made = VectorQuantizedAutoencoder(**SMALL | {"n_epochs": 1, "rank": 4}).fit(tiles(40))
-    made.save(tmp_path / "codes.otp")
-    state, tensors = read_bundle(tmp_path / "codes.otp", "estimator.json", "file")
-    assert state["settings"]["rank"] == 4
-    state["settings"]["rank"] = None
-    write_bundle(tmp_path / "codes.otp", "estimator.json", state, tensors)
-    again = VectorQuantizedAutoencoder.load(tmp_path / "codes.otp")
-    assert np.array_equal(again.encode(tiles(5)), made.encode(tiles(5)))
 
 
 def test_a_file_holds_the_whole(fitted, tmp_path):

@@ -115,11 +115,6 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """What a file holds beside settings, format and networks: plain data, and tensors by name."""
 
-    @classmethod
-    @abstractmethod
-    def _settings_of(cls, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of the constructor, of all that a file says."""
-
     @abstractmethod
     def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         """Take what :meth:`_state` gave, and refuse sizes that the tensors do not bear out."""
@@ -186,14 +181,18 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
         """Write settings and parameters to one file (JSON and safetensors in a zip); nothing is pickled."""
         _ = self._fitted
         own, tensors = self._state()
-        settings = {name: value for name, value in self.get_params(deep=False).items() if name not in self.not_saved}
+        settings = self.get_params(deep=False) | own.pop("settings", {})
         state = {
             "format": f"otpdag {self.kind}",
-            "version": 1,
+            "version": 2,
             "format_": None if self.format_ is None else asdict(self.format_),
             "own_networks": [self.encoder is not None, self.decoder is not None],
+            "settings": {
+                name: value.spec() if isinstance(value, Mechanism) else value
+                for name, value in settings.items()
+                if name not in self.not_saved
+            },
             **own,
-            "settings": settings | own.get("settings", {}),
         }
         raw = self.model_.structure.raw(self.model_.fitted.naturals)
         write_bundle(path, "estimator.json", state, {**raw, **self.model_.fitted.phi, **tensors})
@@ -202,10 +201,10 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
     def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
         """Read what :meth:`save` wrote; networks of your own, whose code is not saved, must be given again."""
         state, tensors = read_bundle(path, "estimator.json", cls.kind)
-        if state.get("format") != f"otpdag {cls.kind}" or state.get("version") != 1:
+        if state.get("format") != f"otpdag {cls.kind}" or state.get("version") != 2:
             raise DataError(
                 f"{str(path)!r} holds {state.get('format')!r:.60}, version {state.get('version')!r:.20}; "
-                f"not a {cls.kind}"
+                f"not a {cls.kind} of version 2"
             )
         with refusing(path, cls.kind):
             if not isinstance(state["settings"], dict):
@@ -217,13 +216,16 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
 
     @classmethod
     def _restored(cls, state: Mapping[str, Any], tensors: dict[str, Tensor], networks: Mapping[str, Any]) -> Self:
-        own = state["own_networks"]
-        own = [own, own] if isinstance(own, bool) else own  # older files say it of both together
-        missing = [name for name, is_own in zip(networks, own, strict=True) if is_own and networks[name] is None]
+        own = zip(networks, state["own_networks"], strict=True)
+        missing = [name for name, is_own in own if is_own and networks[name] is None]
         if missing:
             names = " and ".join(missing)
             raise DataError(f"this auto-encoder has networks of its user, which are not saved: pass {names}")
-        restored = cls(**cls._settings_of(state), **networks)
+        settings = {
+            name: m.from_spec(value) if isinstance(value, Mapping) else value
+            for name, value in state["settings"].items()
+        }
+        restored = cls(**settings, **networks)
         restored.format_ = None if state["format_"] is None else read_format(state["format_"])
         restored._restore(state, tensors)
         restored._build()
@@ -300,7 +302,6 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     kind = "Wasserstein auto-encoder"
     method_name = "wasserstein auto-encoder"
     decoded_from = "latent"
-    not_saved = (*AbstractAutoencoder.not_saved, "prior")
 
     n_components: int = 8
     _: KW_ONLY
@@ -410,12 +411,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
         """The networks are all there is."""
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        settings = {"hidden": list(self.hidden)}
-        return {"settings": settings, "features": self.n_features_in_, "prior": self._prior().spec()}, {}
-
-    @classmethod
-    def _settings_of(cls, state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state["settings"], "prior": m.from_spec(state["prior"])}
+        return {"features": self.n_features_in_}, {}
 
     def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.n_features_in_ = features = state["features"]

@@ -454,13 +454,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         state["prior"], learned = self.prior_.to_state()
         return state, {PRIOR + name: value for name, value in learned.items()}
 
-    @classmethod
-    def _settings_of(cls, state: Mapping[str, Any]) -> dict[str, Any]:
-        settings = {"rank": state["settings"]["code_dim"]} | state["settings"]  # the first files know of no rank
-        if settings["rank"] is None:  # files from when the default was as many directions as bits
-            settings["rank"] = min(settings["code_dim"], bits(settings["n_codes"]))
-        return settings
-
     def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self._check_sizes()
         check_accounted(tensors, codebook=self.n_codes * self._length(), channels=self.code_dim)
@@ -480,16 +473,8 @@ def directions(size: int) -> int:
     >>> directions(512), directions(31), directions(2)
     (4, 2, 1)
     """
-    return max(1, bits(size) // 2)
-
-
-def bits(size: int) -> int:
-    """Of a code with this many values, rounded down.
-
-    >>> bits(512), bits(31)
-    (9, 4)
-    """
-    return size.bit_length() - 1
+    bits = size.bit_length() - 1
+    return max(1, bits // 2)
 
 
 def checked_codes(codes: ArrayLike, size: int, positions: int | None = None) -> Codes:
