@@ -29,6 +29,7 @@ from threadpoolctl import threadpool_limits
 import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, timed
 from benchmarks.random_graphs import declare, hidden_tree, mixed_world
+from experiments.code_prior import CodePrior
 from experiments.outliers import replace_rows
 from otpdag import datasets, divergences, estimators
 from otpdag import mechanisms as m
@@ -414,7 +415,8 @@ DRAWN: dict[str, Callable[[np.random.Generator], Any]] = {
 
 def estimated(data: str, kind: str, size: int, s: Streams, **settings: Any) -> Work:
     """The fit of an estimator; its values are the parameters of its model."""
-    estimator, table = getattr(estimators, kind)(size, random_state=s.fit, **settings), DRAWN[data](s.data)
+    made = CodePrior if kind == "CodePrior" else getattr(estimators, kind)
+    estimator, table = made(size, random_state=s.fit, **settings), DRAWN[data](s.data)
 
     def run() -> Any:
         result = estimator.fit(table).result_

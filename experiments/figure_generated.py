@@ -7,12 +7,12 @@ reconstructions of real images, which is the best that the codes allow.
 import numpy as np
 import pandas as pd
 
+from experiments.code_prior import CodePrior
 from experiments.image_features import train_judge
 from experiments.image_quality import frechet_distance
 from experiments.registry import Run, experiment
 from experiments.representations import DATASETS, Size, as_bytes, device, draw_sheet, fit, images_of
 from otpdag.cli.console import say
-from otpdag.estimators import CodePrior
 
 ROWS, COLUMNS = 4, 10
 JUDGED = 300

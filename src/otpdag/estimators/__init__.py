@@ -4,5 +4,4 @@ from otpdag.estimators.autoencoder import WassersteinAutoencoder as WassersteinA
 from otpdag.estimators.gaussian_mixture import GaussianMixture as GaussianMixture
 from otpdag.estimators.hidden_markov import HiddenMarkovModel as HiddenMarkovModel
 from otpdag.estimators.latent_dirichlet import LatentDirichletAllocation as LatentDirichletAllocation
-from otpdag.estimators.vector_quantized import CodePrior as CodePrior
 from otpdag.estimators.vector_quantized import VectorQuantizedAutoencoder as VectorQuantizedAutoencoder

@@ -10,7 +10,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -47,29 +47,7 @@ DIVERGENCES = {"mmd": MMD(), "sliced": SlicedWasserstein(), "sinkhorn": Sinkhorn
 
 
 @dataclass(eq=False, repr=False)
-class TrainedEstimator(ModelEstimator):
-    """An estimator with networks: they are trained for the epochs that were asked for."""
-
-    _: KW_ONLY
-    n_epochs: int = 100
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    random_state: RandomState = 0
-    device: str = "cpu"
-
-    def _train(
-        self, data: Any, rows: int, name: str, objective: Objective, evaluation: Any, averaging: float, **options: Any
-    ) -> None:
-        """Fit; ``status`` of the result tells if more epochs would help."""
-        steps = self.n_epochs * math.ceil(rows / self.batch_size)
-        adam = Adam(steps=steps, learning_rate=self.learning_rate, averaging=averaging)
-        method = Method(name, objective, evaluation, adam)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            self.result_ = fit(self.model_, data, method=method, restarts=1, device=self.device, **options)
-
-
-class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
+class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
     """An encoder and a decoder, behind which stands a graph whose last edge leads to the node ``image``."""
 
     kind: ClassVar[str]
@@ -80,10 +58,17 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
     fit_call = "fit(images)"
     not_saved: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "divergence")
 
-    encoder: nn.Module | None
-    decoder: nn.Module | None
-    format_: PictureFormat | None
-    _map: EncoderMap | QuantizedMap
+    format_: PictureFormat | None = field(init=False)
+    _map: EncoderMap | QuantizedMap = field(init=False)
+
+    _: KW_ONLY
+    encoder: nn.Module | None = None
+    decoder: nn.Module | None = None
+    n_epochs: int = 100
+    batch_size: int = 32
+    learning_rate: float = 1e-3
+    random_state: RandomState = 0
+    device: str = "cpu"
 
     # -- what each has of its own -------------------------------------------------------------------------------------
 
@@ -112,8 +97,8 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
         """What the decoder reads of latents (n, width)."""
 
     @abstractmethod
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """What a file holds beside settings, format and networks: plain data, and tensors by name."""
+    def _state(self) -> dict[str, Any]:
+        """What a file holds beside format and networks; ``settings`` that are not to follow later defaults, too."""
 
     @abstractmethod
     def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -149,8 +134,21 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
         seed = seed_of(self.random_state)
         self._build(seed, rows)
-        options: dict[str, Any] = {"seed": seed, "progress": progress, "callbacks": callbacks, "checkpoint": checkpoint}
-        self._train(Images(rows), len(rows), self.method_name, *self._learned_by(), averaging=0.0, **options)
+        steps = self.n_epochs * math.ceil(len(rows) / self.batch_size)
+        adam = Adam(steps=steps, learning_rate=self.learning_rate, averaging=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # all epochs that were asked for; the status tells more
+            self.result_ = fit(
+                self.model_,
+                Images(rows),
+                method=Method(self.method_name, *self._learned_by(), adam),
+                restarts=1,
+                seed=seed,
+                device=self.device,
+                checkpoint=checkpoint,
+                progress=progress,
+                callbacks=callbacks,
+            )
         self._read_params(rows)
         return self
 
@@ -180,7 +178,7 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
     def save(self, path: str | Path) -> None:
         """Write settings and parameters to one file (JSON and safetensors in a zip); nothing is pickled."""
         _ = self._fitted
-        own, tensors = self._state()
+        own = self._state()
         settings = self.get_params(deep=False) | own.pop("settings", {})
         state = {
             "format": f"otpdag {self.kind}",
@@ -195,7 +193,7 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
             **own,
         }
         raw = self.model_.structure.raw(self.model_.fitted.naturals)
-        write_bundle(path, "estimator.json", state, {**raw, **self.model_.fitted.phi, **tensors})
+        write_bundle(path, "estimator.json", state, {**raw, **self.model_.fitted.phi})
 
     @classmethod
     def load(cls, path: str | Path, *, encoder: nn.Module | None = None, decoder: nn.Module | None = None) -> Self:
@@ -221,7 +219,7 @@ class AbstractAutoencoder(TransformerMixin, TrainedEstimator, ABC):
         if missing:
             names = " and ".join(missing)
             raise DataError(f"this auto-encoder has networks of its user, which are not saved: pass {names}")
-        settings = {
+        settings: dict[str, Any] = {
             name: m.from_spec(value) if isinstance(value, Mapping) else value
             for name, value in state["settings"].items()
         }
@@ -307,8 +305,6 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     _: KW_ONLY
     divergence: str | AbstractDivergence = "sliced"
     prior: Mechanism | None = None
-    encoder: nn.Module | None = None
-    decoder: nn.Module | None = None
     hidden: Sequence[int] = (256, 256)
     eta: float = 0.1
     n_epochs: int = 20
@@ -410,8 +406,8 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     def _read_params(self, rows: Tensor | None = None) -> None:
         """The networks are all there is."""
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        return {"features": self.n_features_in_}, {}
+    def _state(self) -> dict[str, Any]:
+        return {"features": self.n_features_in_}
 
     def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.n_features_in_ = features = state["features"]

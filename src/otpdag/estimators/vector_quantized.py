@@ -1,14 +1,11 @@
-"""Discrete representations of images: a thin face on the graph ``code -> latent -> quantized -> image``.
-
-And a distribution over their codes, from which new images are made.
-"""
+"""Discrete representations of images: a thin face on the graph ``code -> latent -> quantized -> image``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import torch
@@ -22,17 +19,14 @@ from otpdag.backward import EncoderMap, QuantizedMap
 from otpdag.data.documents import Floats, PictureFormat
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import DataError, ModelError, NotFittedError, check_choice
-from otpdag.estimators._contract import seed_of
+from otpdag.errors import DataError, ModelError, check_choice
 from otpdag.estimators.autoencoder import (
     AbstractAutoencoder,
-    TrainedEstimator,
     check_accounted,
     check_at_least,
     in_parts,
 )
 from otpdag.graph import Graph
-from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import Codewords, Encoded, NoiseScale
 from otpdag.learned.image_networks import (
     Flat,
@@ -44,147 +38,13 @@ from otpdag.learned.image_networks import (
     started_from_data,
     with_bottleneck,
 )
-from otpdag.mechanisms.codebook import CodeSequence, Quantized, of_replica
+from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
-from otpdag.numerics import bounded_threads
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Image
 
 Codes = NDArray[np.int64]
-PRIOR = "prior."
 CHOICES = {"balance": ("codebook", "position"), "noise": get_args(NoiseScale)}
-CODES = "codes"
-ROWS_AT_ONCE = 256  # bounds memory; changes no result
-
-
-@dataclass(eq=False, repr=False)
-class CodePrior(TrainedEstimator):
-    r"""What codes go together: an autoregressive transformer over the codes of a discrete auto-encoder.
-
-    .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1})
-
-    It is the graph of one observed node with the mechanism :class:`CodeSequence`, fitted by :func:`otpdag.fit` to
-    greatest likelihood on minibatches. The paper uses an Image Transformer in this place.
-
-    Args:
-        n_codes: Number of values of a code.
-        columns: Codes in a row of the grid, whose rows a vector holds one after another; if left out, the root of the
-            number of positions where that is whole, else all of them.
-        layers: Layers of the transformer.
-        width: Length of its feature vectors.
-        heads: Attention heads, a divisor of the width.
-        n_epochs: How often every vector of codes is seen.
-        batch_size: Vectors in a step.
-        learning_rate: Of Adam; falls to zero along a cosine.
-        random_state: Seed or generator; None is another each time.
-        device: ``"cpu"`` or ``"cuda"``.
-
-    Attributes:
-        model_: The fitted :class:`otpdag.Model`.
-        result_: The :class:`otpdag.FitResult`.
-
-    >>> rng = np.random.default_rng(0)
-    >>> first = rng.integers(0, 3, (400, 1))
-    >>> prior = CodePrior(3, layers=1, width=16, n_epochs=20, learning_rate=0.01)
-    >>> _ = prior.fit((first + np.arange(4)) % 3)  # 0120, 1201 or 2012
-    >>> bool((np.diff(prior.sample(50, seed=1)) % 3 == 1).mean() > 0.95)
-    True
-    """
-
-    fit_call = "fit(codes)"
-
-    n_codes: int = 512
-    _: KW_ONLY
-    columns: int | None = None
-    layers: int = 3
-    width: int = 96
-    heads: int = 4
-    n_epochs: int = 10
-    learning_rate: float = 2e-3
-
-    def fit(self, codes: ArrayLike, y: Any = None) -> Self:
-        """Learn the distribution of vectors of codes.
-
-        Args:
-            codes: Integer codes (n, positions).
-            y: Ignored.
-        """
-        held = checked_codes(codes, self.n_codes)
-        self._check_counts("n_epochs", "batch_size")
-        self.model_ = self._model(held.shape[1])
-        drawn = Drawn(noise="marginal", batch_size=self.batch_size)
-        seed = seed_of(self.random_state)
-        self._train({CODES: held}, len(held), "likelihood", Objective(), drawn, averaging=0.1, seed=seed)
-        return self
-
-    def sample(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Codes:
-        """Draw vectors of codes.
-
-        Args:
-            n: How many.
-            seed: Determines the draws.
-            temperature: Below one favours likely codes, above one rare ones.
-
-        Returns:
-            Integer codes (n, positions).
-        """
-        mechanism, params = self._network
-        if n < 1:
-            raise DataError(f"`n` must be at least 1; got {n}")
-        if not temperature > 0:
-            raise DataError(f"`temperature` must be above 0; got {temperature}")
-        generator = torch.Generator().manual_seed(seed)
-        uniform = torch.rand(n, mechanism.positions, generator=generator, dtype=torch.float64)
-        with bounded_threads(min(n, ROWS_AT_ONCE) * mechanism.width):
-            drawn = [mechanism.draw(params, rows, temperature) for rows in uniform.split(ROWS_AT_ONCE)]
-        return np.asarray(torch.cat(drawn).numpy(), dtype=np.int64)
-
-    def log_prob(self, codes: ArrayLike) -> NDArray[np.float64]:
-        """Log-probability of each vector of codes, in nats."""
-        mechanism, params = self._network
-        held = torch.as_tensor(checked_codes(codes, self.n_codes, mechanism.positions))
-        with torch.no_grad(), bounded_threads(min(held.numel(), ROWS_AT_ONCE * held.shape[1]) * mechanism.n_codes):
-            parts = [mechanism.row_log_prob(params, rows) for rows in held.split(ROWS_AT_ONCE)]
-        return np.asarray(torch.cat(parts).double().numpy())
-
-    def score(self, codes: ArrayLike, y: Any = None) -> float:
-        """Mean log-probability of a single code, in nats; minus the entropy rate at best."""
-        held = checked_codes(codes, self.n_codes)
-        return float(self.log_prob(held).mean() / held.shape[1])
-
-    # -- files -----------------------------------------------------------------------------------------------------
-
-    def to_state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Settings as plain data, and the network's parameters by name."""
-        mechanism, params = self._network
-        return {**self.get_params(deep=False), "positions": mechanism.positions}, dict(params)
-
-    @classmethod
-    def from_state(cls, settings: Mapping[str, Any], params: Mapping[str, Tensor]) -> Self:
-        """Invert :meth:`to_state`."""
-        known = dict(settings)
-        positions = known.pop("positions")
-        prior = cls(**known)
-        prior.model_ = prior._model(positions)
-        expected = {key: parameter.shape for key, parameter in prior.model_.structure.parameters().items()}
-        held = {f"{CODES}.{name}": value.unsqueeze(0) for name, value in params.items()}
-        if {key: tuple(value.shape[1:]) for key, value in held.items()} != expected:
-            raise DataError("these are parameters of another prior than the settings describe")
-        prior.model_.adopt(prior.model_.structure, {key: held[key] for key in expected})
-        return prior
-
-    def _model(self, positions: int) -> Model:
-        side = math.isqrt(positions)
-        columns = self.columns or (side if side**2 == positions else positions)
-        mechanism = CodeSequence(
-            positions, self.n_codes, columns=columns, layers=self.layers, width=self.width, heads=self.heads
-        )
-        return Model(Graph([], nodes=[CODES]), {CODES: mechanism})
-
-    @property
-    def _network(self) -> tuple[CodeSequence, Mapping[str, Tensor]]:
-        mechanism = cast(CodeSequence, self._fitted.structure.mechanisms[CODES])
-        return mechanism, of_replica(self.model_.fitted.naturals[CODES], 0)
 
 
 @dataclass(eq=False, repr=False)
@@ -238,7 +98,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         weights_: Weights of the codewords at each position (positions, n_codes).
         perplexity_: Of the codes of the images that were fitted.
         grid_: Height and width of the grid of codes.
-        prior_: The :class:`CodePrior` over the codes, after :meth:`fit_prior`.
         model_: The fitted :class:`otpdag.Model`.
         result_: The :class:`otpdag.FitResult`.
 
@@ -260,8 +119,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     _: KW_ONLY
     rank: int | None = None
     width: int = 128
-    encoder: nn.Module | None = None
-    decoder: nn.Module | None = None
     eta: float = 1.0
     pull: float = 0.2
     mixture: float = 0.01
@@ -385,33 +242,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         """Encode and decode."""
         return self.decode(self.encode(X))
 
-    def fit_prior(self, X: ArrayLike | Tensor, *, prior: CodePrior | None = None) -> Self:
-        """Learn which codes go together, for :meth:`sample_images`.
-
-        Args:
-            X: Images.
-            prior: With settings of your own, for instance ``CodePrior(512, n_epochs=50)``.
-        """
-        _ = self._fitted
-        chosen = prior or CodePrior(self.n_codes, random_state=self.random_state, device=self.device)
-        if chosen.n_codes != self.n_codes:
-            raise ModelError(f"prior must have the {self.n_codes} codes of the codebook; got {chosen.n_codes}")
-        self.prior_ = chosen.fit(self.encode(X))
-        return self
-
-    def sample_images(self, n: int = 1, *, seed: int = 0, temperature: float = 1.0) -> Floats:
-        """Make images: codes from the prior, decoded.
-
-        Args:
-            n: How many.
-            seed: Determines the draws.
-            temperature: Below one favours likely codes, above one rare ones.
-        """
-        _ = self._fitted
-        if not hasattr(self, "prior_"):
-            raise NotFittedError("there is no prior over the codes yet: call fit_prior(images) first")
-        return self.decode(self.prior_.sample(n, seed=seed, temperature=temperature))
-
     def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:
         """Share of the codes of images that each codeword has, (n_codes,); without images, its mean weight."""
         _ = self._fitted
@@ -446,13 +276,8 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     # -- files -------------------------------------------------------------------------------------------------------
 
-    def _state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        # the rank as it is, whatever the default may become
-        state: dict[str, Any] = {"settings": {"rank": self.rank_}, "perplexity": self.perplexity_}
-        if not hasattr(self, "prior_"):
-            return state, {}
-        state["prior"], learned = self.prior_.to_state()
-        return state, {PRIOR + name: value for name, value in learned.items()}
+    def _state(self) -> dict[str, Any]:
+        return {"settings": {"rank": self.rank_}, "perplexity": self.perplexity_}
 
     def _restore(self, state: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self._check_sizes()
@@ -461,10 +286,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
             grid = math.prod(positions(self.format_.height, self.format_.width))
             check_accounted(tensors, network=self.width**2, weights=grid * self.n_codes)
         self.perplexity_ = float(state["perplexity"])
-        learned = {name.removeprefix(PRIOR): tensors.pop(name) for name in list(tensors) if name.startswith(PRIOR)}
-        if "prior" in state:
-            check_accounted(learned, prior=state["prior"]["n_codes"] * state["prior"]["positions"])
-            self.prior_ = CodePrior.from_state(state["prior"], learned)
 
 
 def directions(size: int) -> int:

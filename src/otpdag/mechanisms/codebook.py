@@ -1,18 +1,12 @@
-"""Nodes of discrete representations: codes at many positions, latents around codewords, and their quantisation.
-
-Also a distribution over all codes of an image, which depend on each other: what it takes to make new images.
-"""
+"""Nodes of discrete representations: codes at many positions, latents around codewords, and their quantisation."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, pad, scaled_dot_product_attention
 
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
@@ -36,28 +30,7 @@ class _Quick(Support):
 QUICK = _Quick()
 
 
-class _CodeVector(Mechanism):
-    """A code for each of several positions, of a node without parents."""
-
-    positions: int
-
-    def on_setup(self) -> None:
-        """Refuse parents."""
-        if self.family.parents:
-            raise ModelError(f"node {self.family.node!r} is {type(self).__name__} and has no parents")
-
-    @property
-    def space(self) -> Space:
-        """Codes as numbers 0, 1, ..., one for each position."""
-        return Count(self.positions)
-
-    @property
-    def noise(self) -> Noise:
-        """A uniform number for each position."""
-        return Noise(self.positions, "uniform")
-
-
-class Codes(_CodeVector):
+class Codes(Mechanism):
     r"""A code for each of several positions, each with weights of its own.
 
     .. math:: P(c^m = k) = \pi^m_k, \quad m = 1, \dots, M
@@ -75,6 +48,21 @@ class Codes(_CodeVector):
         _check_sizes(size=size, positions=positions)
         self.size, self.positions = size, positions
         self.weights = as_setting(weights)
+
+    def on_setup(self) -> None:
+        """Refuse parents."""
+        if self.family.parents:
+            raise ModelError(f"node {self.family.node!r} is {type(self).__name__} and has no parents")
+
+    @property
+    def space(self) -> Space:
+        """Codes as numbers 0, 1, ..., one for each position."""
+        return Count(self.positions)
+
+    @property
+    def noise(self) -> Noise:
+        """A uniform number for each position."""
+        return Noise(self.positions, "uniform")
 
     def parameters(self) -> dict[str, Parameter]:
         """The weights of each position."""
@@ -266,151 +254,8 @@ def _rows_of(table: Tensor, codes: Tensor) -> Tensor:
     return torch.stack(own)
 
 
-class CodeSequence(_CodeVector):
-    r"""A vector of codes, each of which depends on all before it, by a small causal transformer.
-
-    .. math:: p(c) = \prod_m p(c_m \mid c_1, \dots, c_{m-1}), \quad
-              c_m = F^{-1}(u_m \mid c_1, \dots, c_{m-1}), \quad u_m \sim U(0, 1)
-
-    Every position has logits of its own that the network adds to; they start at the frequencies in the data, so that
-    before any training the codes are independent and have the right marginals. The network computes in single
-    precision.
-
-    Args:
-        positions: Number of codes in a vector.
-        n_codes: Number of values of a code.
-        columns: Codes in a row of the grid; a position then sees the code above it at once, and does not have to learn
-            where that stands. As many as positions for codes in a line.
-        layers: Layers of the transformer.
-        width: Length of its feature vectors.
-        heads: Attention heads, a divisor of the width.
-    """
-
-    def __init__(
-        self,
-        positions: int,
-        n_codes: int,
-        *,
-        columns: int | None = None,
-        layers: int = 3,
-        width: int = 96,
-        heads: int = 4,
-    ) -> None:
-        self.columns = positions if columns is None else columns
-        _check_sizes(positions=positions, n_codes=n_codes, columns=self.columns, layers=layers, heads=heads)
-        if width < 1 or width % heads:
-            raise ModelError(f"`width` must be a multiple of the {heads} heads; got {width}")
-        self.positions, self.n_codes = positions, n_codes
-        self.layers, self.width, self.heads = layers, width, heads
-
-    @property
-    def correlated(self) -> bool:
-        """Codes depend on each other."""
-        return True
-
-    def parameters(self) -> dict[str, Parameter]:
-        """The network's parameters, those of all layers stacked."""
-        d, deep = self.width, self.layers
-        narrow = 1 / math.sqrt(d)
-        into_stream = narrow / math.sqrt(2 * deep)  # so that the sum over layers is of order one
-        return {
-            "frequency": Parameter((self.positions, self.n_codes)),
-            "left": Parameter((self.n_codes, d), init_scale=narrow),
-            "above": Parameter((self.n_codes, d), init_scale=narrow),
-            "position": Parameter((self.positions, d), init_scale=narrow),
-            "norm_attention": Parameter((deep, 2, d)),
-            "query_key_value": Parameter((deep, d, 3 * d), init_scale=narrow),
-            "attended": Parameter((deep, d, d), init_scale=into_stream),
-            "norm_hidden": Parameter((deep, 2, d)),
-            "hidden": Parameter((deep, d, 4 * d), init_scale=narrow),
-            "hidden_bias": Parameter((deep, 4 * d)),
-            "back": Parameter((deep, 4 * d, d), init_scale=into_stream / 2),
-            "norm_last": Parameter((2, d)),
-            "logits": Parameter((d, self.n_codes), init_scale=0.1 * narrow),
-        }
-
-    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
-        """Logits at the frequencies of each position, smoothed by those of all positions."""
-        codes = value.long()
-        seen = torch.zeros(self.positions, self.n_codes, dtype=torch.float64, device=value.device)
-        seen.scatter_add_(1, codes.T, weight.double().expand_as(codes.T))
-        overall = seen.sum(0) + 1.0
-        smoothed = seen + overall / overall.sum() * math.sqrt(self.n_codes)
-        return {"frequency": torch.log(smoothed / smoothed.sum(-1, keepdim=True))}
-
-    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
-        """Sum of the log-probabilities of all codes."""
-        if mask is not None and not bool(mask.all()):
-            raise DataError(f"node {self.family.node!r} is a CodeSequence: its codes must not be missing")
-        replicas = max(len(value), len(params["logits"]))
-        by_replica = [
-            self.row_log_prob(of_replica(params, r), value[min(r, len(value) - 1)].long()) for r in range(replicas)
-        ]
-        return torch.stack(by_replica).to(value)
-
-    def row_log_prob(self, params: Params, codes: Tensor) -> Tensor:
-        """Log-probabilities (n,) of vectors of codes (n, positions), by the parameters of one replica."""
-        logits = self._logits(params, codes)
-        return torch.log_softmax(logits, -1).gather(-1, codes.unsqueeze(-1)).squeeze(-1).sum(-1)
-
-    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
-        """Codes drawn one after another."""
-        replicas = max(len(noise), len(params["logits"]))
-        by_replica = [self.draw(of_replica(params, r), noise[min(r, len(noise) - 1)]) for r in range(replicas)]
-        return torch.stack(by_replica).to(noise)
-
-    def draw(self, params: Params, uniform: Tensor, temperature: float = 1.0) -> Tensor:
-        """Codes (n, positions) from uniform numbers of that shape; what was attended to is kept, not computed again."""
-        rows = len(uniform)
-        kept = torch.empty(
-            self.layers, 2, rows, self.heads, self.positions, self.width // self.heads, device=uniform.device
-        )
-        codes = torch.zeros(rows, self.positions, dtype=torch.long, device=uniform.device)
-        with torch.no_grad():
-            for at in range(self.positions):
-                logits = self._logits(params, codes, at, kept)[:, 0] / temperature
-                cumulative = torch.softmax(logits.double(), -1).cumsum(-1)
-                drawn = (cumulative < uniform[:, at : at + 1]).sum(-1)
-                codes[:, at] = drawn.clamp(max=self.n_codes - 1)
-        return codes
-
-    # -- the network -----------------------------------------------------------------------------------------------
-
-    def _logits(self, params: Params, codes: Tensor, at: int | None = None, kept: Tensor | None = None) -> Tensor:
-        """Logits of every code (n, positions, n_codes), each from those before it.
-
-        Of the position ``at`` alone, (n, 1, n_codes), what the layers made of those before it is in ``kept``.
-        """
-        places = slice(None) if at is None else slice(at, at + 1)
-        # nothing is left of the first code, or above the first row
-        padded = pad(codes, (self.columns, 0), value=self.n_codes)
-        left, above = padded[:, self.columns - 1 : -1][:, places], padded[:, : -self.columns][:, places]
-        tables = {name: pad(params[name], (0, 0, 0, 1)) for name in ("left", "above")}
-        stream = tables["left"][left] + tables["above"][above] + params["position"][places]
-        for layer in range(self.layers):
-            made = _normed(stream, params["norm_attention"][layer]) @ params["query_key_value"][layer]
-            query, key, value = made.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            if at is not None and kept is not None:
-                kept[layer, 0, :, :, at], kept[layer, 1, :, :, at] = key[:, :, 0], value[:, :, 0]
-                key, value = kept[layer, :, :, :, : at + 1]
-            attended = scaled_dot_product_attention(query, key, value, is_causal=at is None)
-            stream = stream + attended.transpose(1, 2).flatten(2) @ params["attended"][layer]
-            hidden = _normed(stream, params["norm_hidden"][layer]) @ params["hidden"][layer]
-            stream = stream + gelu(hidden + params["hidden_bias"][layer]) @ params["back"][layer]
-        return _normed(stream, params["norm_last"]) @ params["logits"] + params["frequency"][places]
-
-
-def of_replica(params: Params, replica: int) -> dict[str, Tensor]:
-    """One replica's parameters, in single precision."""
-    return {name: value[min(replica, len(value) - 1)].float() for name, value in params.items()}
-
-
-def _normed(stream: Tensor, gain_and_shift: Tensor) -> Tensor:
-    return layer_norm(stream, stream.shape[-1:], 1 + gain_and_shift[0], gain_and_shift[1])
-
-
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
-        least = 2 if name in ("size", "n_codes") else 1
+        least = 2 if name == "size" else 1
         if value < least:
             raise ModelError(f"`{name}` must be at least {least}; got {value}")

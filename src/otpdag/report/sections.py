@@ -229,7 +229,9 @@ def search(history: pd.DataFrame, restarts: pd.DataFrame) -> str:
     parts = []
     if len(history) > 1 and "loss" in history:
         words = "The loss of the start that was kept, by step."
-        parts.append(soft(words, [chart(learning(history), "loss by step")]))
+        ax = _axes()
+        learning_curve({"loss": history["loss"].tolist()}, ax=ax)
+        parts.append(soft(words, [chart(_finished(ax, "step", "loss"), "loss by step")]))
     if len(restarts) > 1 and "loss" in restarts:
         losses = restarts["loss"].dropna()
         best = losses.min()
@@ -303,17 +305,6 @@ def bars(
     if limit is not None:
         ax.axvline(limit, color=ALARM, linewidth=1, linestyle=":")
     return _finished(ax, axis, "")
-
-
-def learning(history: pd.DataFrame) -> Figure:
-    """The loss of the start that was kept, and those of its terms that say something else."""
-    terms = history.drop(columns=["step", "seconds"], errors="ignore").astype(float)
-    filled = terms.fillna(0.0)
-    said = [np.allclose(filled[name], 0) or np.allclose(filled[name], filled["loss"]) for name in terms]
-    told: Any = terms.loc[:, ~np.array(said) | (terms.columns == "loss")].to_dict("list")
-    ax = _axes()
-    learning_curve(told, ax=ax)
-    return _finished(ax, "step", "loss")
 
 
 def _axes(height: float = HEIGHT) -> Axes:
