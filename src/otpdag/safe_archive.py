@@ -7,6 +7,8 @@ checked, so that a small file cannot fill the memory.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import json
 import os
 import struct
@@ -25,6 +27,7 @@ from otpdag.errors import DataError, ModelError, OtpdagError
 from otpdag.files import as_path, replacing
 
 TENSORS = "tensors.safetensors"
+SEAL = hashlib.sha256().digest_size
 
 MOST_TEXT = 24 << 20
 MOST_VALUES = 2_000_000
@@ -57,10 +60,16 @@ def write_bundle(path: str | Path, name: str, state: Mapping[str, Any], tensors:
         _check_text(text)
     except (ValueError, TypeError) as error:
         raise ModelError(f"this cannot be saved: {error}") from None
-    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry(name), text, compress_type=zipfile.ZIP_DEFLATED)
         # floating numbers hardly shrink, and what is stored as it is needs no trust in a declared size
         archive.writestr(_entry(TENSORS), save_tensors(content), compress_type=zipfile.ZIP_STORED)
+        archive.comment = bytes(SEAL)
+    held = buffer.getbuffer()[:-SEAL]
+    with replacing(path) as file:
+        file.write(held)
+        file.write(hashlib.sha256(held).digest())
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
@@ -70,13 +79,16 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_bundle(
+    path: str | Path, name: str, what: str, *, sealed: bool = False
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read what :func:`write_bundle` wrote.
 
     Args:
         path: The file.
         name: What the JSON in it is called.
         what: What messages call it.
+        sealed: Whether a file without its hash is refused; one whose hash is another's always is.
 
     Raises:
         DataError: There is no such file, or it is damaged, of another kind, or larger inside than out.
@@ -88,6 +100,8 @@ def read_bundle(path: str | Path, name: str, what: str) -> tuple[dict[str, Any],
         size = path.stat().st_size
         _check_directory(path, size)
         with zipfile.ZipFile(path) as archive:
+            if sealed or archive.comment:
+                _check_seal(path, size)
             text = _member(archive, name, MOST_TEXT)
             state = _parse(text)
             packed = _member(archive, TENSORS, max(SMALL, 2 * size))
@@ -124,6 +138,17 @@ def _check_directory(path: Path, size: int) -> None:
         length = struct.unpack_from("<Q", tail, at - 36)[0]
     if length > MOST_DIRECTORY:
         raise ValueError(f"its table of contents has {length:,} bytes; at most {MOST_DIRECTORY:,} are read")
+
+
+def _check_seal(path: Path, size: int) -> None:
+    """Refuse a file that does not end in the hash of all that stands before it."""
+    digest, left = hashlib.sha256(), size - SEAL
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+        if file.read() != digest.digest():
+            raise ValueError("it has changed since it was written")
 
 
 def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:

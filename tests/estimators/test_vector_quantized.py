@@ -194,7 +194,7 @@ def test_a_run_that_was_interrupted_ends_where_it_would_have(tmp_path):
     losses = [[record["loss"] for record in one.result_.history] for one in (part, whole)]
     assert losses[0] == losses[1]
     assert np.array_equal(part.codebook_, whole.codebook_)
-    with pytest.raises(DataError, match="belongs to another model"):
+    with pytest.raises(DataError, match="belongs to another run"):
         VectorQuantizedAutoencoder(**settings | {"width": 8}).fit(tiles(64), checkpoint=tmp_path / "part")
 
 

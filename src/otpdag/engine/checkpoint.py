@@ -3,82 +3,27 @@
 A search is a fixed sequence of runs, each a function of where the ones before ended. The journal keeps those ends and,
 of the run that is under way, the optimiser's last snapshot. A run that is resumed reads the runs that are done instead
 of running them, and comes to the same end, bit for bit. After somebody has asked for the end, runs are cut short; what
-they reach is therefore never written. Data are recognised by a fingerprint.
+they reach is therefore never written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.data.parts import Parts
 from otpdag.engine.monitor import Monitor, Stage
 from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, as_memory, from_memory, under
 from otpdag.errors import DataError
-from otpdag.model import Model
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 
-
-def fingerprint(value: Any) -> str:
-    """Twelve letters of a hash of everything that a value holds: arrays, tensors, and what is nested in dataclasses.
-
-    Tables in parts are read through once. Models are left out, and so is everything else that has no content of its
-    own, as functions have none.
-
-    >>> one, other = np.arange(3.0), np.array([0.0, 1.0, 2.5])
-    >>> fingerprint({"x": one}) == fingerprint({"x": one.copy()}), fingerprint({"x": one}) == fingerprint({"x": other})
-    (True, False)
-    """
-    digest = hashlib.sha256()
-    for piece in _pieces(value):
-        digest.update(len(piece).to_bytes(8, "little"))
-        digest.update(piece)
-    return digest.hexdigest()[:12]
-
-
-def _pieces(value: Any) -> Iterator[bytes]:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray):
-        yield f"{value.dtype} {value.shape}".encode()
-        yield repr(value.tolist()).encode() if value.dtype.hasobject else np.ascontiguousarray(value).tobytes()
-    elif isinstance(value, Parts):
-        yield from value.each(_digest)
-    elif isinstance(value, str | bytes | int | float | None):
-        yield repr(value).encode()
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield repr(key).encode()
-            yield from _pieces(item)
-    elif isinstance(value, frozenset | set):
-        yield repr(sorted(map(repr, value))).encode()
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _pieces(item)
-    elif is_dataclass(value) and not isinstance(value, type | Model):
-        for field in fields(value):
-            yield field.name.encode()
-            yield from _pieces(getattr(value, field.name))
-    elif not isinstance(value, Model):
-        yield type(value).__name__.encode()
-
-
-def _digest(part: pd.DataFrame, number: int) -> bytes:
-    """A hash of a part's cells, in their order."""
-    return hashlib.sha256(pd.util.hash_pandas_object(part, index=False).to_numpy().tobytes()).digest()
-
-
 WHAT = "otpdag checkpoint"
-FORMAT = f"{WHAT} 3"
+FORMAT = f"{WHAT} 4"
 
 
 @dataclass
@@ -154,11 +99,14 @@ class Journal:
             "history": list(history[0]) if history else [],
             "stages": [[stage.name, stage.starts, stage.objective] for stage in stages],
         }
-        write_bundle(self.path, "checkpoint.json", state, tensors)
+        try:
+            write_bundle(self.path, "checkpoint.json", state, tensors)
+        except DataError as error:  # the work goes on, and may still end well
+            warnings.warn(f"the checkpoint {error}", UserWarning, stacklevel=2)
         self._written = time.monotonic()
 
     def _read(self) -> None:
-        state, tensors = read_bundle(self.path, "checkpoint.json", WHAT)
+        state, tensors = read_bundle(self.path, "checkpoint.json", WHAT, sealed=True)
         with refusing(self.path, WHAT):
             if state["format"] != FORMAT:
                 raise ValueError("it is of another version")

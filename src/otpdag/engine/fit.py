@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,10 @@ from otpdag.data import Documents, Images, Sequences
 from otpdag.data.columns import known_table
 from otpdag.data.parts import is_partitioned, weights_in
 from otpdag.data.sequences import as_sequences, replace_table
-from otpdag.engine.checkpoint import Journal, fingerprint
+from otpdag.engine.checkpoint import Journal
 from otpdag.engine.data_kind import DataKind, ImageData, Layout, TableData
 from otpdag.engine.document_data import DocumentData
+from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.method import Method, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.result import FitResult, Status
@@ -190,19 +192,20 @@ def _searched(
 
 
 def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
-    """What a checkpoint must agree with."""
+    """What a checkpoint must agree with: all that the result depends on."""
     return {
         "data": type(kind).__name__,
         "rows": str(kind.rows),
         "nodes": ", ".join(kind.model.graph.nodes),
+        "graph": fingerprint(kind.model.graph),
         "method": f"{plan.method.name}, {plan.method.steps} steps",
         "restarts": str(plan.restarts),
         "robust": "no" if plan.leaves_out is None else f"outliers, {fingerprint(plan.leaves_out)}",
         "method's settings": fingerprint(plan.method),
         "course": fingerprint(plan.course),
         "seed": str(seed),
-        "torch": torch.__version__,
-        "model's fingerprint": fingerprint([(node, one.spec()) for node, one in kind.model.mechanisms.items()]),
+        "versions": f"otpdag {sys.modules['otpdag'].__version__}, torch {torch.__version__}, numpy {np.__version__}",
+        "model's fingerprint": fingerprint(kind.model),
         "data's fingerprint": fingerprint(kind),
     }
 

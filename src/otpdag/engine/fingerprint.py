@@ -1,0 +1,146 @@
+"""Fingerprints: a hash of everything that a result depends on, by which a checkpoint knows its run.
+
+A value is walked down to numbers and text. What the walk does not know says itself what it is made of, as it would to
+:mod:`copy`; what cannot is an error: two values that are not looked into would seem equal.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import sparse
+from torch import Tensor
+
+from otpdag.data.parts import Parts
+from otpdag.errors import DataError
+from otpdag.graph import Graph
+from otpdag.mechanisms.base import Mechanism, arguments_of
+from otpdag.model import Model
+
+
+def fingerprint(value: Any) -> str:
+    """Twelve letters of a hash of everything that a value holds.
+
+    Of a model these are its graph, its mechanisms and what they were given, not what was estimated. Of a function, its
+    code with the values that it refers to. Tables in parts are read through once.
+
+    Raises:
+        DataError: Something in it cannot be looked into.
+
+    >>> one, other = np.arange(3.0), np.array([0.0, 1.0, 2.5])
+    >>> fingerprint({"x": one}) == fingerprint({"x": one.copy()}), fingerprint({"x": one}) == fingerprint({"x": other})
+    (True, False)
+    """
+    try:
+        return _digest(value, {}).hex()[:12]
+    except RecursionError:
+        raise DataError("a checkpoint cannot look into a value that is a part of itself") from None
+
+
+def _digest(value: Any, known: dict[int, int]) -> bytes:
+    """The hash of a value; ``known`` numbers the functions and classes that were met, which may refer to themselves."""
+    if isinstance(value, types.FunctionType | type):
+        if id(value) in known:
+            return b"%d" % known[id(value)]
+        known[id(value)] = len(known)
+    digest = hashlib.sha256(type(value).__qualname__.encode())
+    for piece in _pieces(value):
+        told = piece if isinstance(piece, bytes) else _digest(piece, known)
+        digest.update(len(told).to_bytes(8, "little") + told)
+    return digest.digest()
+
+
+def _pieces(value: Any) -> Iterator[Any]:
+    """What a value is made of: bytes, or further values."""
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            yield repr(value).encode("utf-8", "surrogatepass")
+        case Tensor():
+            yield str(value.device)
+            yield value.detach().cpu().numpy()
+        case np.ndarray():
+            yield f"{value.dtype} {value.shape}".encode()
+            yield value.tolist() if value.dtype.hasobject else np.ascontiguousarray(value).tobytes()
+        case pd.DataFrame() | pd.Series() | pd.Index():
+            frame = value if isinstance(value, pd.DataFrame) else value.to_frame()
+            yield [(str(name), str(kind)) for name, kind in frame.dtypes.items()]
+            yield pd.util.hash_pandas_object(frame, index=not isinstance(value, pd.DataFrame)).to_numpy()
+        case _ if sparse.issparse(value):
+            rows = sparse.csr_array(value)
+            yield [rows.shape, rows.data, rows.indices, rows.indptr]
+        case Parts():
+            yield from value.each(_of_part)
+        case Model():
+            yield value.graph
+            yield value.mechanisms
+        case Graph():
+            yield value.to_dict()
+        case Mechanism():
+            yield type(value)
+            yield arguments_of(value)
+        case Mapping():
+            yield list(value.items())
+        case set() | frozenset():
+            yield sorted(_digest(item, {}) for item in value)
+        case list() | tuple():
+            yield from value
+        case type() | types.FunctionType() | types.BuiltinFunctionType() | types.ModuleType() | types.CodeType():
+            yield from _pieces_of_code(value)
+        case _ if is_dataclass(value):
+            yield type(value)
+            yield {one.name: getattr(value, one.name) for one in fields(value)}
+        case _:
+            yield from _pieces_by_itself(value)
+
+
+def _of_part(part: pd.DataFrame, number: int) -> bytes:
+    return _digest(part, {})
+
+
+def _pieces_of_code(value: Any) -> Iterator[Any]:
+    """A name; of an installed package also its version, of other code that code and the values that it refers to."""
+    if isinstance(value, types.CodeType):
+        yield [value.co_code, value.co_names, value.co_consts]
+        return
+    module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or "builtins"
+    yield f"{module}.{getattr(value, '__qualname__', '')}"
+    package = sys.modules.get(module.partition(".")[0])
+    installed = "site-packages" in (getattr(package, "__file__", None) or "")
+    # what is compiled from text says that it belongs to builtins
+    made_here = isinstance(value, types.FunctionType) and module == "builtins"
+    if not made_here and (installed or module.partition(".")[0] in {*sys.stdlib_module_names, "otpdag"}):
+        yield str(getattr(package, "__version__", ""))
+    elif isinstance(value, types.FunctionType):
+        named = inspect.getclosurevars(value)
+        yield [value.__code__, value.__defaults__, value.__kwdefaults__, named.nonlocals, named.globals]
+    elif isinstance(value, type):
+        own = {name: _inner(item) for name, item in vars(value).items() if name != "_abc_impl"}
+        yield [value.__bases__, {name: item for name, item in own.items() if name[:2] != "__" or callable(item)}]
+
+
+def _inner(member: Any) -> Any:
+    """The function behind a property or a method of a class."""
+    return next((getattr(member, name) for name in ("fget", "__func__", "func") if hasattr(member, name)), member)
+
+
+def _pieces_by_itself(value: Any) -> Iterator[Any]:
+    """What a value says that it can be built from."""
+    reduced = copyreg.dispatch_table.get(type(value), lambda value: value.__reduce_ex__(4))
+    try:
+        rebuilt = reduced(value)
+    except Exception as error:
+        raise DataError(
+            f"a checkpoint needs to know all that a fit depends on; it cannot look into {type(value).__name__} "
+            f"{value!r:.60}: {error}"
+        ) from None
+    for piece in rebuilt if isinstance(rebuilt, tuple) else (rebuilt,):
+        yield list(piece) if isinstance(piece, Iterator) else piece
