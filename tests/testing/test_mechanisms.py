@@ -100,7 +100,7 @@ def unknown_axes(self):
         ({"log_prob": no_mask}, "log_prob of a missing value is not zero"),
         ({"forward": detached}, "forward has no gradient in 'scale'|relaxed has no gradient in 'scale'"),
         ({"forward": halved_gradient}, "the gradient of .* finite differences say"),
-        ({"forward": narrow}, r"forward gave \(2, 300\), expected \(2, 300, 1\)"),
+        ({"forward": narrow}, r"forward gave the shape \(2, 300\), expected \(2, 300, 1\)"),
         ({"abduct": doubled_abduction}, r"forward\(abduct\(value\)\) is another value"),
         ({"forward": mixed_replicas}, r"forward\(abduct\(value\)\) is another value"),
         ({"start": lost_start}, "start loses .* of log-likelihood"),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from otpdag.mechanisms import Family, Mechanism, from_spec, start, tie
+from otpdag.mechanisms import Family, Mechanism, Noise, from_spec, start, tie
 from otpdag.mechanisms import base as protocols
 from otpdag.mechanisms.base import Params, Parents, arguments_of, configurations, numeric
 from otpdag.noise import draw_noise
@@ -25,12 +27,13 @@ from otpdag.spaces import Space
 
 SMALLEST_P_VALUE = 1e-6  # of a promise that is kept: one check in a million fails by chance
 START_ROWS = 5_000  # enough for starting values to come close to the truth
+DENSITY_ROWS = 1_000  # draws that are held against a density
 GRID, GRID_BEND = 2_001, 12.0  # points of a density's grid, and how much further apart they are in its tails
 UPDATES, AT_REST = 100, 1e-4  # closed-form updates after which a row's mean slope must be no steeper
 UNIT = 1e3  # of a column with mean 10,000 and deviation 1,000
 
 
-Answers = dict[str, Tensor]
+Tensors = Mapping[str, Tensor]
 Check = Callable[["Case"], None]
 
 
@@ -39,8 +42,8 @@ class Case:
     """A mechanism set up for a node, with random parameters (R, ...) and parents (R, N, width)."""
 
     mechanism: Mechanism
-    raw: Mapping[str, Tensor]
-    params: Mapping[str, Tensor]
+    raw: Params
+    params: Params
     parents: Parents
     rows: int
     seed: int
@@ -68,34 +71,48 @@ class Case:
         parents = {name: space.example((replicas, rows), generator) for name, space in family.parents}
         return cls(bound, raw, params, parents, rows, seed)
 
+    def with_rows(self, rows: int) -> Case:
+        """The same mechanism with one replica of other parameters, and so many rows."""
+        return Case.build(self.mechanism, self.mechanism.family, replicas=1, rows=rows, seed=self.seed)
+
     @property
-    def replicas(self) -> int:
-        """Number of replicas."""
-        return next((len(value) for value in (*self.params.values(), *self.parents.values())), 1)
+    def batch(self) -> tuple[int, int]:
+        """Numbers of replicas and rows."""
+        return next((len(value) for value in (*self.params.values(), *self.parents.values())), 1), self.rows
 
-    def noise(self, *shape: int, relaxed: bool = False, salt: int = 1) -> Tensor:
-        """Noise from the mechanism's prior, (*shape, dim)."""
-        prior = protocols.relaxed_noise(self.mechanism) if relaxed else self.mechanism.noise
-        return draw_noise(prior, shape, torch.Generator().manual_seed(self.seed + 7919 * salt))
-
-    def uniform(self, *shape: int, salt: int = 2) -> Tensor:
-        """Uniform numbers for :meth:`Mechanism.abduct`."""
+    def noise(self, *shape: int, prior: Noise | None = None, salt: int = 1) -> Tensor:
+        """Noise from the mechanism's prior or another, (*shape, dim)."""
         generator = torch.Generator().manual_seed(self.seed + 7919 * salt)
-        return torch.rand(*shape, self.mechanism.noise.dim, generator=generator, dtype=torch.float64)
+        return draw_noise(self.mechanism.noise if prior is None else prior, shape, generator)
+
+    @cached_property
+    def given(self) -> Tensors:
+        """Noise, the ``soft`` noise of relaxed draws, uniform numbers, and the value (R, N, width) of the noise."""
+        mechanism, noise = self.mechanism, self.noise(*self.batch)
+        soft = self.noise(*self.batch, prior=protocols.relaxed_noise(mechanism))
+        uniform = self.noise(*self.batch, prior=Noise(mechanism.noise.dim, "uniform"), salt=2)
+        value = mechanism.forward(self.params, self.parents, noise)
+        return {"noise": noise, "soft": soft, "uniform": uniform, "value": value}
 
     def draws(self) -> Tensor:
         """Values (R, N, width) from the mechanism itself."""
-        return self.mechanism.forward(self.params, self.parents, self.noise(self.replicas, self.rows))
+        return self.given["value"]
 
-    def answers(self, params: Params, parents: Parents, noise: Tensor, uniform: Tensor, value: Tensor) -> Answers:
+    def answers(self, params: Params, parents: Parents, given: Tensors) -> dict[str, Tensor]:
         """What the mechanism makes of noise, and what it says of a value, as far as it says it."""
-        mechanism = self.mechanism
-        answers = {"forward": mechanism.forward(params, parents, noise)}
+        mechanism, value = self.mechanism, given["value"]
+        answers = {"forward": mechanism.forward(params, parents, given["noise"])}
+        answers["relaxed"] = protocols.relaxed(mechanism, params, parents, given["soft"], 0.7)
         if mechanism.has_density:
             answers["log_prob"] = mechanism.log_prob(params, value, parents)
         if protocols.can_abduct(mechanism):
-            answers["abduct"] = protocols.abducted(mechanism, params, value, parents, uniform)
+            answers["abduct"] = protocols.abducted(mechanism, params, value, parents, given["uniform"])
         return answers
+
+    @property
+    def own_answers(self) -> dict[str, Tensor]:
+        """Those to what is given."""
+        return self.answers(self.params, self.parents, self.given)
 
     def require(self, condition: object, message: str) -> None:
         """Raise an :class:`AssertionError` that names the mechanism and its parents."""
@@ -103,20 +120,22 @@ class Case:
             parents = ", ".join(f"{name}: {space}" for name, space in self.mechanism.family.parents) or "none"
             raise AssertionError(f"{type(self.mechanism).__name__} (parents {parents}): {message}")
 
+    def require_shape(self, tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
+        """Compare the shape of what a method gave."""
+        self.require(tensor.shape == shape, f"{what} the shape {tuple(tensor.shape)}, expected {shape}")
+
+    def require_likely(self, p_value: Any, message: str) -> None:
+        """Compare a p-value with the smallest that chance allows."""
+        self.require(p_value > SMALLEST_P_VALUE, f"{message} (p-value {p_value:.1e})")
+
     def require_all_close(self, found: Params, wanted: Params, message: str, tolerance: float = 1e-8) -> None:
         """Compare tensors by name, which stands for ``{}`` in the message."""
         for name, value in wanted.items():
             self.require_close(found[name].expand_as(value), value, message.format(repr(name)), tolerance)
 
-    def first(self) -> dict[str, Tensor]:
-        """The parents of the first replica (N, width)."""
-        return {name: parent[0] for name, parent in self.parents.items()}
-
     def require_close(self, actual: Tensor, expected: Tensor, message: str, tolerance: float = 1e-8) -> None:
         """Compare two tensors, relative to the size of the larger."""
-        self.require(
-            actual.shape == expected.shape, f"{message}: shapes {tuple(actual.shape)}, {tuple(expected.shape)}"
-        )
+        self.require_shape(actual, tuple(expected.shape), f"{message}: it has")
         if actual.numel():
             error = ((actual - expected).abs() / (1 + expected.abs())).max().item()
             self.require(error <= tolerance, f"{message}: off by {error:.2e}")
@@ -160,55 +179,53 @@ def _where(offered: Callable[[Mechanism], object]) -> Callable[[Check], Check]:
     return decorate
 
 
+def _has_density(mechanism: Mechanism) -> bool:
+    return mechanism.has_density and not mechanism.is_given
+
+
 _unless_given = _where(lambda mechanism: not mechanism.is_given)
-_of_densities = _where(lambda mechanism: mechanism.has_density and not mechanism.is_given)
+_of_densities = _where(_has_density)
 
 
 @_unless_given
 def check_shapes(case: Case) -> None:
     """Values, densities and noise have the shapes that their arguments say."""
-    mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    value, uniform = case.draws(), case.uniform(*batch)
-    wanted = {"forward": (*batch, mechanism.space.width), "log_prob": batch, "abduct": (*batch, mechanism.noise.dim)}
-    wanted["relaxed"] = wanted["forward"]
-    case.require(value.shape == wanted["forward"], f"forward gave {tuple(value.shape)}, expected {wanted['forward']}")
-    case.require(mechanism.space.contains(value), f"forward left the space {mechanism.space}")
-    found = case.answers(case.params, case.parents, case.noise(*batch), uniform, value)
-    found["relaxed"] = protocols.relaxed(mechanism, case.params, case.parents, case.noise(*batch, relaxed=True), 0.5)
-    for name, tensor in found.items():
-        case.require(tensor.shape == wanted[name], f"{name} gave {tuple(tensor.shape)}, expected {wanted[name]}")
+    space, whole = case.mechanism.space, (*case.batch, case.mechanism.space.width)
+    case.require_shape(case.draws(), whole, "forward gave")
+    case.require(space.contains(case.draws()), f"forward left the space {space}")
+    noise = (*case.batch, case.mechanism.noise.dim)
+    wanted = {"forward": whole, "relaxed": whole, "log_prob": whole[:-1], "abduct": noise}
+    for name, tensor in case.own_answers.items():
+        case.require_shape(tensor, wanted[name], f"{name} gave")
 
 
 @_unless_given
 def check_extra_axes(case: Case) -> None:
     """A fourth axis broadcasts: enumerated parents (1, 1, S, K) meet values (R, N, 1, width)."""
-    mechanism, points, rows = case.mechanism, 3, 5
-    parents = {name: value[:, :rows].unsqueeze(2) for name, value in case.parents.items()}
-    if mechanism.family.discrete:
-        name, space = mechanism.family.discrete[0]
+    replicas, points, rows = case.batch[0], 3, 5
+    parents, given = (_each(own, lambda tensor: tensor[:, :rows].unsqueeze(2)) for own in (case.parents, case.given))
+    if case.mechanism.family.discrete:
+        name, space = case.mechanism.family.discrete[0]
         points = space.width
         parents[name] = torch.eye(points, dtype=torch.float64).reshape(1, 1, points, points)
-    noise, uniform = case.noise(case.replicas, rows, points), case.uniform(case.replicas, rows)
-    for s in range(points):
-        here = {name: parent[:, :, min(s, parent.shape[2] - 1)] for name, parent in parents.items()}
-        here = {name: parent.expand(case.replicas, rows, -1) for name, parent in here.items()}
-        value = mechanism.forward(case.params, here, noise[:, :, s])
-        three = case.answers(case.params, here, noise[:, :, s], uniform, value)
-        four = case.answers(case.params, parents, noise, uniform.unsqueeze(2), value.unsqueeze(2))
-        for name, tensor in four.items():
-            at = tensor[:, :, min(s, tensor.shape[2] - 1)].expand(case.replicas, *three[name].shape[1:])
-            case.require_close(at, three[name], f"{name} with four axes differs from three")
+    given["noise"] = case.noise(replicas, rows, points)
+    given["soft"] = case.noise(replicas, rows, points, prior=protocols.relaxed_noise(case.mechanism))
+    four = case.answers(case.params, parents, given)
+
+    def flat(tensor: Tensor) -> Tensor:
+        return tensor.expand(replicas, rows, points, -1).flatten(1, 2)
+
+    three = case.answers(case.params, _each(parents, flat), _each(given, flat))
+    three = _each(three, lambda tensor: tensor.unflatten(1, (rows, points)))
+    case.require_all_close(four, three, "{} with four axes differs from three")
 
 
 @_unless_given
 def check_single_precision(case: Case) -> None:
     """Floats in, floats out, and finite."""
-    batch = (case.replicas, case.rows)
-    params = {name: value.float() for name, value in case.params.items()}
-    parents = {name: value.float() for name, value in case.parents.items()}
-    noise = case.noise(*batch).float()
-    value = case.mechanism.forward(params, parents, noise)
-    for name, tensor in case.answers(params, parents, noise, case.uniform(*batch).float(), value).items():
+    for name, tensor in case.answers(
+        *(_each(own, Tensor.float) for own in (case.params, case.parents, case.given))
+    ).items():
         case.require(tensor.dtype == torch.float32, f"{name} of single precision gave {tensor.dtype}")
         case.require(torch.isfinite(tensor).all(), f"{name} of single precision is not finite")
 
@@ -221,12 +238,13 @@ def check_units(case: Case) -> None:
     if mechanism.is_given:
         return
     parents = {name: space.in_other_units(case.parents[name][0], UNIT) for name, space in mechanism.family.parents}
-    value = mechanism.space.in_other_units(case.draws()[0], UNIT)
-    weight = torch.ones(case.rows, dtype=torch.float64)
-    scaled = mechanism.scaled_to(value, parents, weight)
-    raw = scaled.initial_raw(1, torch.Generator().manual_seed(case.seed))
-    started = {name: v for name, v in scaled.start(value, parents, weight).items() if scaled.declared()[name].learned}
-    natural = {**scaled.natural(_complete(scaled, raw)), **_lifted(started)}
+    rows = mechanism.space.in_other_units(case.draws()[0], UNIT), parents, _ones(case.rows)
+    scaled = mechanism.scaled_to(*rows)
+    learned = {name: parameter for name, parameter in scaled.declared().items() if parameter.learned}
+    raw = {name: torch.zeros(1, *parameter.shape, dtype=torch.float64) for name, parameter in learned.items()}
+    raw |= scaled.initial_raw(1, torch.Generator().manual_seed(case.seed))
+    started = {name: value.unsqueeze(0) for name, value in scaled.start(*rows).items() if name in learned}
+    natural = {**scaled.natural(raw), **started}
     raw = scaled.raw(natural)
     back = scaled.natural(raw)
     case.require_all_close(back, natural, "natural(raw({})) is another value in scaled units", 1e-6)
@@ -238,198 +256,229 @@ def check_units(case: Case) -> None:
         case.require_all_close(restored, back, "{} changed after with_buffers(buffers())")
 
 
+@_where(lambda mechanism: mechanism.declared())
 def check_start(case: Case) -> None:
     """Starting values from complete rows are nearly as likely as the truth, and have the declared shapes."""
-    mechanism = case.mechanism
-    if mechanism.is_given or not mechanism.declared():
-        return
-    truth = Case.build(mechanism, mechanism.family, replicas=1, rows=START_ROWS, seed=case.seed)
-    value = truth.draws()
-    weight = torch.ones(START_ROWS, dtype=torch.float64)
-    started = mechanism.start(value[0], truth.first(), weight)
+    mechanism, truth = case.mechanism, case.with_rows(START_ROWS)
+    started = mechanism.start(truth.draws()[0], _each(truth.parents, itemgetter(0)), _ones(START_ROWS))
     for name, tensor in started.items():
-        shape = mechanism.declared()[name].shape
-        case.require(tensor.shape == shape, f"start gave {name!r} the shape {tuple(tensor.shape)}, declared {shape}")
+        case.require_shape(tensor, mechanism.declared()[name].shape, f"start gave {name!r}")
         case.require(torch.isfinite(tensor).all(), f"start of {name!r} is not finite")
-    if not mechanism.has_density or set(started) != set(mechanism.declared()):
-        return
-    at_start = mechanism.log_prob(_lifted(started), value, truth.parents).mean()
-    at_truth = mechanism.log_prob(truth.params, value, truth.parents).mean()
-    loss = (at_truth - at_start).item()
-    case.require(loss < 0.05, f"start loses {loss:.3f} of log-likelihood per row against the truth")
+    if mechanism.has_density and set(started) == set(mechanism.declared()):
+        lifted = _each(started, lambda value: value.unsqueeze(0))
+        at_start, at_truth = (
+            mechanism.log_prob(params, truth.draws(), truth.parents).mean() for params in (lifted, truth.params)
+        )
+        loss = (at_truth - at_start).item()
+        case.require(loss < 0.05, f"start loses {loss:.3f} of log-likelihood per row against the truth")
 
 
-@_of_densities
+@_where(lambda mechanism: _has_density(mechanism) and mechanism.space.cells == 1)
 def check_density(case: Case) -> None:
-    """For one coordinate, exp(log_prob) integrates to one and the draws follow it."""
-    if case.mechanism.space.cells != 1:
-        return
-    transform, total = (_discrete_transform if case.mechanism.space.is_countable else _continuous_transform)(case)
-    error = float(np.abs(total - 1).max())
-    case.require(error < 5e-3, f"exp(log_prob) integrates to one within {error:.1e} only")
-    p_value = stats.kstest(transform, "uniform").pvalue
-    case.require(p_value > SMALLEST_P_VALUE, f"draws do not follow log_prob (p-value {p_value:.1e})")
+    """For one coordinate, exp(log_prob) integrates to one and the draws follow it: for parents of the first row."""
+    compare = _counted if case.mechanism.space.is_countable else _integrated
+    for one in (slice(replica, replica + 1) for replica in range(case.batch[0])):
+        params, parents = _each(case.params, itemgetter(one)), _each(case.parents, itemgetter((one, slice(1))))
+        many = _each(parents, lambda value: value.expand(-1, DENSITY_ROWS, -1))
+        value = case.mechanism.forward(params, many, case.noise(1, DENSITY_ROWS))[0]
+        levels, total = compare(case, value, partial(_density, case.mechanism, params, parents))
+        error = abs(total - 1)
+        case.require(error < 5e-3, f"exp(log_prob) integrates to one within {error:.1e} only")
+        case.require_likely(stats.kstest(levels, "uniform").pvalue, "draws do not follow log_prob")
+
+
+def _density(mechanism: Mechanism, params: Params, parents: Parents, points: Tensor) -> Tensor:
+    """The log-density (n,) of values (n, width) where parents have one row (1, 1, width)."""
+    return mechanism.log_prob(params, points.unsqueeze(0), parents).expand(1, len(points))[0]
+
+
+def _counted(case: Case, value: Tensor, density: Callable[[Tensor], Tensor]) -> tuple[NDArray, float]:
+    """Levels of draws (n, width) among probabilities, a random point of each step; and the total probability."""
+    reach = 4 * value.max().item() + 100
+    listed = case.mechanism.space.points(reach, most=int(reach) + 2)
+    if listed is None:
+        raise AssertionError(f"{case.mechanism.space} is countable, but does not list its values")
+    probs = torch.exp(density(listed.values))
+    index = (value.unsqueeze(-2) == listed.values).all(-1).long().argmax(-1)
+    share = case.noise(len(value), prior=Noise(1, "uniform"), salt=3)[:, 0]
+    return (probs.cumsum(0)[index] - share * probs[index]).numpy(), float(probs.sum())
+
+
+def _integrated(case: Case, value: Tensor, density: Callable[[Tensor], Tensor]) -> tuple[NDArray, float]:
+    """Levels of draws (n, width) in an integral of the density over a grid, and the whole integral."""
+    space = case.mechanism.space
+    line = space.unconstrain(value)
+    centre, spread = line.median(), (line.quantile(0.75) - line.quantile(0.25)).clamp(min=1e-9)
+    # a sinh grid is fine in the middle and reaches far into heavy tails, as far as there are numbers for its values
+    grid = (centre + spread * torch.sinh(GRID_BEND * torch.linspace(-1, 1, GRID, dtype=torch.float64))).unsqueeze(-1)
+    points, log_slope = space.constrain(grid)
+    inside = torch.from_numpy(~space.outside(points.numpy())[:, 0]) & torch.isfinite(points[:, 0])
+    grid, points, heights = grid[inside, 0], points[inside], torch.exp(density(points[inside]) + log_slope[inside, 0])
+    cdf = torch.cumulative_trapezoid(heights, grid)
+    # close to one there may be mass that no floating-point number reaches: draws in it tell nothing
+    value = value[(value > points[0]) & (value < points[-1])]
+    levels = np.interp(value.numpy(), points[1:, 0].numpy(), (cdf / cdf[-1]).numpy(), left=0.0)
+    whole = float((heights[0] + heights[-1]) * spread) < 1e-4
+    return np.asarray(levels), float(cdf[-1]) if whole else 1.0
 
 
 @_of_densities
 def check_score(case: Case) -> None:
     """The gradient of log_prob in the parameters has mean zero under the mechanism's own draws."""
-    mechanism = case.mechanism
+    mechanism, many = case.mechanism, case.with_rows(2 * case.rows)
     if not case.raw:
         return
     # one replica for each row gives each row's gradient in one pass
-    rows = 2 * case.rows
-    many = Case.build(mechanism, mechanism.family, replicas=1, rows=rows, seed=case.seed)
-    value = many.draws().transpose(0, 1)
-    parents = {name: parent.transpose(0, 1) for name, parent in many.parents.items()}
-    raw = {name: tensor.expand(rows, *tensor.shape[1:]).clone().requires_grad_() for name, tensor in many.raw.items()}
-    log_prob = mechanism.log_prob(mechanism.natural(raw), value, parents)
-    grads = torch.autograd.grad(log_prob.sum(), list(raw.values()))
-    scores = torch.cat([grad.reshape(rows, -1) for grad in grads], -1).numpy()
-    # a few fixed directions are enough, and keep the statistic close to its limit
-    scores = scores @ np.random.default_rng(case.seed).normal(size=(scores.shape[1], min(scores.shape[1], 8)))
-    mean, covariance = scores.mean(0), np.atleast_2d(np.cov(scores.T))
-    values, vectors = np.linalg.eigh(covariance)
-    kept = values > 1e-8 * values.max()
-    size = int(kept.sum())
-    statistic = rows * ((vectors[:, kept].T @ mean) ** 2 / values[kept]).sum()
-    p_value = stats.f.sf(statistic * (rows - size) / (size * (rows - 1)), size, rows - size)
-    case.require(p_value > SMALLEST_P_VALUE, f"draws do not follow log_prob: mean score not zero (p {p_value:.1e})")
+    parents = _each(many.parents, lambda parent: parent.transpose(0, 1))
+    raw = _each(many.raw, lambda value: value.expand(many.rows, *value.shape[1:]).clone())
+    leaves = [value.requires_grad_() for value in raw.values()]
+    log_prob = mechanism.log_prob(mechanism.natural(raw), many.draws().transpose(0, 1), parents)
+    scores = torch.cat([grad.flatten(1) for grad in torch.autograd.grad(log_prob.sum(), leaves)], -1)
+    # a few fixed directions are enough
+    directions = case.noise(scores.shape[1], prior=Noise(min(scores.shape[1], 8)), salt=4)
+    p_values = stats.ttest_1samp((scores @ directions).numpy(), 0.0).pvalue
+    case.require_likely(np.min(p_values), "draws do not follow log_prob: mean score not zero")
 
 
 @_where(protocols.can_abduct)
 def check_abduction(case: Case) -> None:
     """Abducted noise gives the value back, and follows the noise prior."""
-    mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    value = case.draws()
-    noise = protocols.abducted(mechanism, case.params, value, case.parents, case.uniform(*batch))
+    mechanism, noise = case.mechanism, case.own_answers["abduct"]
     case.require(torch.isfinite(noise).all(), "abducted noise is not finite")
     again = mechanism.forward(case.params, case.parents, noise)
-    case.require_close(again, value, "forward(abduct(value)) is another value", 1e-6)
+    case.require_close(again, case.draws(), "forward(abduct(value)) is another value", 1e-6)
+    law = "uniform" if mechanism.noise.kind == "uniform" else "norm"
     for index in range(mechanism.noise.dim):
-        law = "uniform" if mechanism.noise.kind == "uniform" else "norm"
         p_value = stats.kstest(noise[..., index].flatten().numpy(), law).pvalue
-        case.require(
-            p_value > SMALLEST_P_VALUE, f"abducted noise {index} does not follow its prior (p-value {p_value:.1e})"
-        )
+        case.require_likely(p_value, f"abducted noise {index} does not follow its prior")
 
 
 @_unless_given
 def check_gradients(case: Case) -> None:
     """Gradients in the parameters are finite, reach every parameter and agree with finite differences."""
-    mechanism, batch = case.mechanism, (case.replicas, case.rows)
     if not case.raw:
         return
-    value, noise, uniform = case.draws(), case.noise(*batch), case.uniform(*batch)
-    soft = case.noise(*batch, relaxed=True)
+    for name in case.own_answers:
+        if name != "forward" or not case.mechanism.space.is_countable:
+            _check_gradient(case, name)
 
-    def answer(raw: Mapping[str, Tensor], name: str) -> Tensor:
-        params = mechanism.natural(raw)
-        if name == "relaxed":
-            return protocols.relaxed(mechanism, params, case.parents, soft, 0.7)
-        return case.answers(params, case.parents, noise, uniform, value)[name]
 
-    for name in ("relaxed", *case.answers(case.params, case.parents, noise, uniform, value)):
-        if name != "forward" or not mechanism.space.is_countable:
-            _check_gradient(case, name, partial(answer, name=name))
+def _check_gradient(case: Case, name: str, step: float = 1e-5) -> None:
+    """Compare the slope along a random direction, of a projection that sees every entry of an answer."""
+    generator = torch.Generator().manual_seed(case.seed + 5)
+
+    def answer(raw: Params) -> Tensor:
+        return case.answers(case.mechanism.natural(raw), case.parents, case.given)[name]
+
+    raw = {key: value.clone().requires_grad_() for key, value in case.raw.items()}
+    output = answer(raw)
+    case.require(output.requires_grad, f"{name} has no gradient in any parameter")
+    # bounded values keep heavy tails from drowning the rest
+    projection = torch.randn(output.shape, generator=generator, dtype=torch.float64) / (1 + output.detach().abs())
+    gradients = torch.autograd.grad((projection * output).sum(), list(raw.values()), allow_unused=True)
+    along = {key: torch.randn(value.shape, generator=generator, dtype=torch.float64) for key, value in raw.items()}
+    parts = []
+    for key, grad in zip(raw, gradients, strict=True):
+        case.require(grad is not None, f"{name} has no gradient in {key!r}")
+        case.require(torch.isfinite(grad).all(), f"the gradient of {name} in {key!r} is not finite")
+        parts.append((along[key] * grad).flatten())
+    slope, size = torch.cat(parts).sum().item(), torch.cat(parts).abs().sum().item()
+    case.require(size > 0, f"the gradient of {name} is zero in every parameter")
+    with torch.no_grad():
+        above, below = (
+            answer({key: value + sign * step * along[key] for key, value in case.raw.items()}) for sign in (1, -1)
+        )
+    difference = (projection * (above - below)).sum().item() / (2 * step)
+    error = abs(slope - difference) / (size + 1e-9)
+    case.require(error < 1e-3, f"the gradient of {name} is {slope:.6g}, finite differences say {difference:.6g}")
 
 
 @_unless_given
 def check_replicas(case: Case) -> None:
     """Replicas together give what they give one by one."""
-    batch = (case.replicas, case.rows)
-    noise, uniform, value = case.noise(*batch), case.uniform(*batch), case.draws()
-    together = case.answers(case.params, case.parents, noise, uniform, value)
-    for one in (slice(r, r + 1) for r in range(case.replicas)):
-        params, parents, wanted = (
-            {name: tensor[one] for name, tensor in every.items()} for every in (case.params, case.parents, together)
-        )
-        alone = case.answers(params, parents, noise[one], uniform[one], value[one])
-        case.require_all_close(alone, wanted, "{} mixes replicas")
+    together = case.own_answers
+    for one in (slice(replica, replica + 1) for replica in range(case.batch[0])):
+        alone = case.answers(*(_each(own, itemgetter(one)) for own in (case.params, case.parents, case.given)))
+        case.require_all_close(alone, _each(together, itemgetter(one)), "{} mixes replicas")
 
 
 @_of_densities
 def check_mask(case: Case) -> None:
     """A full mask changes nothing, an empty one leaves zero."""
-    mechanism, value = case.mechanism, case.draws()
-    full = torch.ones(case.replicas, case.rows, mechanism.space.cells, dtype=torch.bool)
-    plain = mechanism.log_prob(case.params, value, case.parents)
-    case.require_close(
-        mechanism.log_prob(case.params, value, case.parents, full), plain, "a full mask changes log_prob"
-    )
-    empty = mechanism.log_prob(case.params, value, case.parents, ~full)
-    case.require_close(empty, torch.zeros_like(plain), "log_prob of a missing value is not zero")
+    log_prob = partial(case.mechanism.log_prob, case.params, case.draws(), case.parents)
+    full = torch.ones(*case.batch, case.mechanism.space.cells, dtype=torch.bool)
+    case.require_close(log_prob(full), log_prob(), "a full mask changes log_prob")
+    case.require_close(log_prob(~full), torch.zeros(case.batch).double(), "log_prob of a missing value is not zero")
 
 
 @_unless_given
 def check_complete(case: Case) -> None:
     """Completing a value keeps the cells that are seen, stays in the space, and draws a whole value from nothing."""
-    mechanism, batch = case.mechanism, (case.replicas, case.rows)
-    value, noise = case.draws(), case.noise(*batch, salt=3)
-    generator = torch.Generator().manual_seed(case.seed + 4)
-    mask = torch.rand(*batch, mechanism.space.cells, generator=generator) < 0.5
-    completed = mechanism.complete(case.params, value, case.parents, mask, noise)
-    case.require(
-        completed.shape == value.shape, f"complete gave {tuple(completed.shape)}, expected {tuple(value.shape)}"
-    )
+    mechanism, value, noise = case.mechanism, case.draws(), case.noise(*case.batch, salt=3)
+
+    def complete(value: Tensor, mask: Tensor) -> Tensor:
+        return mechanism.complete(case.params, value, case.parents, mask, noise)
+
+    coins = case.noise(*case.batch, prior=Noise(mechanism.space.cells, "uniform"), salt=4)
+    mask = coins < 0.5
+    completed = complete(value, mask)
+    case.require_shape(completed, tuple(value.shape), "complete gave")
     case.require(mechanism.space.contains(completed), f"complete left the space {mechanism.space}")
     kept = mask.expand_as(value)
     case.require_close(completed[kept], value[kept], "complete changed a cell that is seen")
-    again = mechanism.complete(case.params, value, case.parents, torch.ones_like(mask), noise)
-    case.require_close(again, value, "complete changed a value that is seen")
-    nothing = mechanism.complete(case.params, torch.full_like(value, torch.nan), case.parents, mask & False, noise)
+    case.require_close(complete(value, coins < 1), value, "complete changed a value that is seen")
     fresh = mechanism.forward(case.params, case.parents, noise)
+    nothing = complete(torch.full_like(value, torch.nan), coins > 1)
     case.require_close(nothing, fresh, "complete of nothing is not a draw")
 
 
-@_of_densities
+@_where(lambda mechanism: _has_density(mechanism) and mechanism.space.is_discrete)
 def check_log_probs(case: Case) -> None:
     """The log-probabilities of all categories are those of log_prob, one by one, with any number of axes."""
-    mechanism = case.mechanism
-    if not mechanism.space.is_discrete:
-        return
-    batch, size = (case.replicas, case.rows), mechanism.space.width
+    mechanism, size = case.mechanism, case.mechanism.space.width
     for points in ((), (1,)):
-        parents = {name: value.reshape(*batch, *points, -1) for name, value in case.parents.items()}
-        like = torch.zeros(*batch, *points, size, dtype=torch.float64)
+        parents = {name: value.reshape(*case.batch, *points, -1) for name, value in case.parents.items()}
+        like = torch.zeros(*case.batch, *points, size, dtype=torch.float64)
         log_probs = torch.broadcast_to(mechanism.log_probs(case.params, parents, like), like.shape)
         one_by_one = [mechanism.log_prob(case.params, one.expand_as(like), parents) for one in torch.eye(size).double()]
         case.require_close(log_probs, torch.stack(one_by_one, -1), "log_probs are not those of log_prob")
 
 
+def _features(case: Case, *, seen: bool = True) -> Tensor | None:
+    """Features of the first replica's values, if they are read through sums of any."""
+    mechanism, mask = case.mechanism, torch.full((case.rows, case.mechanism.space.cells), seen)
+    if isinstance(mechanism, protocols.ExponentialFamily):
+        return mechanism.features(case.draws()[0], mask)
+    return None
+
+
 @_of_densities
 def check_features(case: Case) -> None:
     """Features times coefficients are log_prob, and cells that are not seen have none."""
-    mechanism, value = case.mechanism, case.draws()[0]
-    seen = torch.ones(case.rows, mechanism.space.cells, dtype=torch.bool)
-    features = mechanism.features(value, seen) if isinstance(mechanism, protocols.ExponentialFamily) else None
+    mechanism, features, parents = case.mechanism, _features(case), _each(case.parents, itemgetter(slice(1)))
     if not isinstance(mechanism, protocols.ExponentialFamily) or features is None:
         return
-    code = torch.zeros(case.rows, dtype=torch.long)
-    for name, space in mechanism.family.discrete:
-        code = code * space.width + case.parents[name][0].argmax(-1)
-    parents = {name: parent[:1] for name, parent in case.parents.items()}
-    log_prob = mechanism.log_prob(case.params, value.unsqueeze(0), parents).expand(case.replicas, -1)
-    table = mechanism.coefficients(case.params)
-    case.require_close((features * table[:, code]).sum(-1), log_prob, "features times coefficients are not log_prob")
-    unseen = mechanism.features(value, ~seen)
+    config, table = configurations(mechanism.family, parents), mechanism.coefficients(case.params)
+    found = (features * (table if config is None else table[:, config[0].argmax(-1)])).sum(-1)
+    log_prob = mechanism.log_prob(case.params, case.draws()[:1], parents).expand_as(found)
+    case.require_close(found, log_prob, "features times coefficients are not log_prob")
+    unseen = _features(case, seen=False)
     case.require(unseen is None or not unseen.any(), "cells that are not seen have features")
 
 
 @_of_densities
 def check_fitted(case: Case) -> None:
     """Updates in closed form never make weighted rows less likely, and come to rest where they are likeliest."""
-    mechanism, value = case.mechanism, case.draws()[0]
-    weight = 0.5 + case.noise(case.replicas, case.rows, salt=3).abs().mean(-1).clamp(max=2.0)
-    parents = case.first()
+    mechanism, value, parents = case.mechanism, case.draws()[0], _each(case.parents, itemgetter(0))
+    weight = 0.5 + case.noise(*case.batch, salt=3).abs().mean(-1).clamp(max=2.0)
 
     def log_likelihood(params: Params) -> Tensor:
-        lifted = {name: parent.unsqueeze(0) for name, parent in parents.items()}
-        return (weight * mechanism.log_prob(params, value.unsqueeze(0), lifted)).sum(-1)
+        return (weight * mechanism.log_prob(params, value.unsqueeze(0), _each(case.parents, itemgetter(slice(1))))).sum(
+            -1
+        )
 
     update: Callable[[Params], Params]
-    seen = torch.ones(case.rows, mechanism.space.cells, dtype=torch.bool)
-    if isinstance(mechanism, protocols.ExponentialFamily) and mechanism.features(value, seen) is not None:
+    if _features(case) is not None:
         update = partial(protocols.fitted_to_rows, mechanism, value=value, parents=parents, weight=weight)
     elif isinstance(mechanism, protocols.Regressed) and protocols.has_closed_form(mechanism):
         moments, none = _moments(mechanism, value, parents, weight), torch.zeros_like(value[0])
@@ -439,7 +488,17 @@ def check_fitted(case: Case) -> None:
         return
     gain = log_likelihood(mechanism.natural(mechanism.raw(update(case.params)))) - log_likelihood(case.params)
     case.require(bool((gain >= -1e-8).all()), f"fitted makes the rows less likely by {-gain.min():.2e}")
-    _require_stationary(case, update, lambda params: log_likelihood(params).sum())
+    params = case.params
+    for _ in range(UPDATES):
+        params = mechanism.natural(mechanism.raw(update(params)))
+    raw = {key: value.detach().clone().requires_grad_() for key, value in mechanism.raw(params).items()}
+    if not raw:
+        return
+    total = log_likelihood(mechanism.natural(raw)).sum()
+    for key, slope in zip(raw, torch.autograd.grad(total, list(raw.values()), allow_unused=True), strict=True):
+        steepest = 0.0 if slope is None else float(slope.abs().max()) / case.rows
+        rests = f"fitted comes to rest where {key!r} could still make the rows likelier"
+        case.require(steepest < AT_REST, f"{rests} (a slope of {steepest:.1e} a row)")
 
 
 def _moments(mechanism: Mechanism, value: Tensor, parents: Parents, weight: Tensor) -> Tensor:
@@ -449,28 +508,6 @@ def _moments(mechanism: Mechanism, value: Tensor, parents: Parents, weight: Tens
     others = one if beside is None else torch.cat([beside, one], -1)
     columns = torch.stack([torch.cat([own.unsqueeze(-1), others], -1) for own in value.unbind(-1)], 1)
     return torch.einsum("rn,nc,ndi,ndj->rcdij", weight, one if config is None else config, columns, columns)
-
-
-def _require_stationary(
-    case: Case, update: Callable[[Params], Params], log_likelihood: Callable[[Params], Tensor]
-) -> None:
-    """Where updates come to rest no parameter may be left that would make the rows likelier."""
-    mechanism, params = case.mechanism, case.params
-    for _ in range(UPDATES):
-        params = mechanism.natural(mechanism.raw(update(params)))
-    learned = {key for key, parameter in mechanism.declared().items() if parameter.learned}
-    raw = {
-        key: value.detach().clone().requires_grad_() for key, value in mechanism.raw(params).items() if key in learned
-    }
-    if not raw:
-        return
-    slopes = torch.autograd.grad(log_likelihood(mechanism.natural(raw)), list(raw.values()), allow_unused=True)
-    for key, slope in zip(raw, slopes, strict=True):
-        steepest = 0.0 if slope is None else float(slope.abs().max()) / case.rows
-        case.require(
-            steepest < AT_REST,
-            f"fitted comes to rest where {key!r} could still make the rows likelier (a slope of {steepest:.1e} a row)",
-        )
 
 
 def check_axes(case: Case) -> None:
@@ -485,20 +522,51 @@ def check_axes(case: Case) -> None:
 def check_relabelling(case: Case) -> None:
     """Other labels of the node and of its parents, under the parameters that follow them, are as likely."""
     for nodes, width in _alone_and_with_the_node(case.mechanism, lambda space: space.is_discrete):
-        order = [*range(1, width), 0]
-        params = case.mechanism.relabelled(case.params, nodes, order)
-        if params is not None:
-            _check_followed(case, "relabelling", nodes, params, partial(_reordered, order=order))
+        order = torch.arange(width).roll(-1)
+        params = case.mechanism.relabelled(case.params, nodes, order.tolist())
+        _check_followed(case, "relabelling", nodes, params, partial(torch.index_select, dim=-1, index=order))
 
 
 def check_turning(case: Case) -> None:
     """The node and its parents turned round, under the parameters that follow them, are as likely."""
-    mechanism = case.mechanism
-    for nodes, width in _alone_and_with_the_node(mechanism, lambda space: space.is_unbounded):
+    for nodes, width in _alone_and_with_the_node(case.mechanism, lambda space: space.is_unbounded):
         sign = 1.0 - 2.0 * (torch.arange(width, dtype=torch.float64) % 2 == 0)
-        params = mechanism.turned(case.params, nodes, sign) if isinstance(mechanism, protocols.Turning) else None
-        if params is not None:
-            _check_followed(case, "turning", nodes, params, sign.mul)
+        _check_followed(case, "turning", nodes, _turned(case, nodes, sign), sign.mul)
+
+
+def _turned(case: Case, nodes: list[str], sign: Tensor) -> Params | None:
+    mechanism = case.mechanism
+    return mechanism.turned(case.params, nodes, sign) if isinstance(mechanism, protocols.Turning) else None
+
+
+def _alone_and_with_the_node(mechanism: Mechanism, kind: Callable[[Space], bool]) -> list[tuple[list[str], int]]:
+    """The node, every parent, and both together where they have as many labels or coordinates; with that number."""
+    node, own = mechanism.family.node, mechanism.space
+    parents = [(name, space.width) for name, space in mechanism.family.parents if kind(space)]
+    alone = [([name], width) for name, width in parents]
+    if mechanism.is_given or not kind(own):
+        return alone
+    return [([node], own.width), *alone, *(([node, name], width) for name, width in parents if width == own.width)]
+
+
+def _check_followed(
+    case: Case, what: str, nodes: list[str], params: Params | None, change: Callable[[Tensor], Tensor]
+) -> None:
+    """Changed values of some nodes under changed parameters are as likely as they were; noise makes the same value."""
+    if params is None:
+        return
+    mechanism, value, said = case.mechanism, case.draws(), f"{what} {', '.join(nodes)}"
+    before, after = ({name: tensor.shape for name, tensor in own.items()} for own in (case.params, params))
+    case.require(before == after, f"{said} changed the names or shapes of parameters")
+    parents = {name: change(parent) if name in nodes else parent for name, parent in case.parents.items()}
+    makes = mechanism.family.node in nodes
+    if mechanism.has_density:
+        likely = mechanism.log_prob(case.params, value, case.parents)
+        again = mechanism.log_prob(params, change(value) if makes else value, parents)
+        case.require_close(again, likely, f"log_prob differs after {said}")
+    elif not makes:
+        again = mechanism.forward(params, parents, case.given["noise"])
+        case.require_close(again, value, f"forward differs after {said}")
 
 
 def check_slopes(case: Case) -> None:
@@ -506,26 +574,21 @@ def check_slopes(case: Case) -> None:
     mechanism = case.mechanism
     if not isinstance(mechanism, protocols.Sloped):
         return
-    for name, space in mechanism.family.continuous:
+    for name, space in case.mechanism.family.continuous:
         slopes = mechanism.slopes(case.params, name)
-        if slopes is None:
+        turned = _turned(case, [name], -torch.ones(space.width, dtype=torch.float64))
+        if slopes is None or turned is None:
             continue
-        wanted = (case.replicas, space.width)
-        case.require(slopes.shape == wanted, f"slopes of {name!r} have shape {tuple(slopes.shape)}, expected {wanted}")
-        back = -torch.ones(space.width, dtype=torch.float64)
-        turned = mechanism.turned(case.params, [name], back) if isinstance(mechanism, protocols.Turning) else None
-        again = None if turned is None else mechanism.slopes(turned, name)
-        if again is not None:
-            case.require_close(again, -slopes, f"slopes of {name!r} do not turn with it")
+        case.require_shape(slopes, (case.batch[0], space.width), f"slopes of {name!r} have")
+        again = mechanism.slopes(turned, name)
+        case.require_close(again if again is not None else slopes, -slopes, f"slopes of {name!r} do not turn with it")
 
 
+@_where(lambda mechanism: not mechanism.is_given and mechanism.noise.dim)
 def check_mean(case: Case) -> None:
     """A closed-form mean is that of the draws."""
-    mechanism = case.mechanism
-    if mechanism.is_given or mechanism.noise.dim == 0:
-        return
-    many = Case.build(mechanism, mechanism.family, replicas=1, rows=10 * case.rows, seed=case.seed)
-    mean = mechanism.mean(many.params, many.parents)
+    many = case.with_rows(10 * case.rows)
+    mean = case.mechanism.mean(many.params, many.parents)
     if mean is None:
         return
     gap = (many.draws() - mean)[0].numpy()
@@ -533,29 +596,29 @@ def check_mean(case: Case) -> None:
     case.require(score.max() < 5, f"mean is {score.max():.1f} standard errors from the mean of the draws")
 
 
+@_unless_given
 def check_settings(case: Case) -> None:
     """A fixed parameter is held and not learned, a started one is learned, a tied one ignores units."""
-    arguments = arguments_of(case.mechanism)
-    value = None if case.mechanism.is_given else case.mechanism.space.in_other_units(case.draws()[0], UNIT)
-    parents = case.first()
-    weight = torch.ones(case.rows, dtype=torch.float64)
-    for name in case.params:
-        if name not in arguments or value is None:
-            continue
+    arguments, family = arguments_of(case.mechanism), case.mechanism.family
+    rows = (
+        case.mechanism.space.in_other_units(case.draws()[0], UNIT),
+        _each(case.parents, itemgetter(0)),
+        _ones(case.rows),
+    )
+    for name in case.params.keys() & arguments.keys():
         wanted = case.params[name][0]
-        family = case.mechanism.family
-        fixed = type(case.mechanism)(**{**arguments, name: wanted.numpy()}).setup(family)
+        fixed, started, tied = (
+            type(case.mechanism)(**{**arguments, name: setting}).setup(family)
+            for setting in (wanted.numpy(), start(wanted.numpy()), tie("shared"))
+        )
         case.require(not fixed.declared()[name].learned, f"{name!r} was fixed but is learned")
         rest = {other: raw for other, raw in case.raw.items() if other != name}
-        held = fixed.scaled_to(value, parents, weight).natural(rest)[name]
+        held = fixed.scaled_to(*rows).natural(rest)[name]
         case.require_close(held[0], wanted, f"{name!r} was fixed but changed")
-        started = type(case.mechanism)(**{**arguments, name: start(wanted.numpy())}).setup(family)
         case.require(started.declared()[name].learned, f"{name!r} was started but is not learned")
         case.require_close(started.declared()[name].constant("x", name), wanted, f"{name!r} starts elsewhere")
-        tied = type(case.mechanism)(**{**arguments, name: tie("shared")}).setup(family)
-        raw = dict(case.raw)
-        raw.setdefault(name, torch.zeros(case.replicas, *tied.declared()[name].shape, dtype=torch.float64))
-        before, after = tied.natural(raw)[name], tied.scaled_to(value, parents, weight).natural(raw)[name]
+        raw = {name: torch.zeros(case.batch[0], *wanted.shape, dtype=torch.float64), **case.raw}
+        before, after = tied.natural(raw)[name], tied.scaled_to(*rows).natural(raw)[name]
         case.require_close(after, before, f"{name!r} is tied but its value depends on the units of the data")
 
 
@@ -580,119 +643,9 @@ MECHANISM_CHECKS: tuple[Check, ...] = tuple(
 # -- helpers -----------------------------------------------------------------------------------------------------
 
 
-def _lifted(natural: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.unsqueeze(0) for name, value in natural.items()}
+def _ones(rows: int) -> Tensor:
+    return torch.ones(rows, dtype=torch.float64)
 
 
-def _complete(mechanism: Mechanism, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Raw parameters with zeros for those that are missing."""
-    learned = {name: p for name, p in mechanism.declared().items() if p.learned}
-    zeros = {name: torch.zeros(1, *p.shape, dtype=torch.float64) for name, p in learned.items()}
-    return {**zeros, **raw}
-
-
-def _alone_and_with_the_node(mechanism: Mechanism, kind: Callable[[Space], bool]) -> list[tuple[list[str], int]]:
-    """The node, every parent, and both together where they have as many labels or coordinates; with that number."""
-    node, own = mechanism.family.node, mechanism.space
-    parents = [(name, space.width) for name, space in mechanism.family.parents if kind(space)]
-    alone = [([name], width) for name, width in parents]
-    if mechanism.is_given or not kind(own):
-        return alone
-    return [([node], own.width), *alone, *(([node, name], width) for name, width in parents if width == own.width)]
-
-
-def _reordered(value: Tensor, order: list[int]) -> Tensor:
-    return value[..., order]
-
-
-def _check_followed(
-    case: Case, what: str, nodes: list[str], params: Mapping[str, Tensor], change: Callable[[Tensor], Tensor]
-) -> None:
-    """Changed values of some nodes under changed parameters are as likely as they were; noise makes the same value."""
-    mechanism, value = case.mechanism, case.draws()
-    case.require(
-        {name: tensor.shape for name, tensor in params.items()}
-        == {name: tensor.shape for name, tensor in case.params.items()},
-        f"{what} {', '.join(nodes)} changed the names or shapes of parameters",
-    )
-    parents = {name: change(parent) if name in nodes else parent for name, parent in case.parents.items()}
-    makes = mechanism.family.node in nodes
-    if mechanism.has_density:
-        before = mechanism.log_prob(case.params, value, case.parents)
-        after = mechanism.log_prob(params, change(value) if makes else value, parents)
-        case.require_close(after, before, f"log_prob differs after {what} {', '.join(nodes)}")
-    elif not makes:
-        again = mechanism.forward(params, parents, case.noise(case.replicas, case.rows))
-        case.require_close(again, value, f"forward differs after {what} {', '.join(nodes)}")
-
-
-def _discrete_transform(case: Case) -> tuple[NDArray, NDArray]:
-    """Randomised probability integral transforms of the draws under log_prob, and the total probabilities."""
-    mechanism, value = case.mechanism, case.draws()
-    reach = 4 * value.max().item() + 100
-    listed = mechanism.space.points(reach, most=int(reach) + 2)
-    if listed is None:
-        raise AssertionError(f"{mechanism.space} is countable, but does not list its values")
-    support = listed.values
-    index = (value.unsqueeze(-2) == support).all(-1).long().argmax(-1)
-    parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
-    log_prob = mechanism.log_prob(case.params, support.reshape(1, 1, *support.shape), parents)
-    probs = torch.exp(log_prob).expand(*value.shape[:2], len(support))
-    upper = probs.cumsum(-1).gather(-1, index.unsqueeze(-1))[..., 0]
-    width = probs.gather(-1, index.unsqueeze(-1))[..., 0]
-    generator = torch.Generator().manual_seed(case.seed + 3)
-    picked = torch.rand(upper.shape, generator=generator, dtype=torch.float64)
-    return (upper - width * picked).flatten().numpy(), probs.sum(-1).flatten().numpy()
-
-
-def _continuous_transform(case: Case) -> tuple[NDArray, NDArray]:
-    """Distribution function at the draws by integrating exp(log_prob) over a grid, and the total integrals."""
-    mechanism, value, space = case.mechanism, case.draws(), case.mechanism.space
-    line = space.unconstrain(value)
-    centre, spread = line.median(), (line.quantile(0.75) - line.quantile(0.25)).clamp(min=1e-9)
-    # a sinh grid is fine in the middle and reaches far into heavy tails, as far as there are numbers for its values
-    steps = torch.linspace(-1, 1, GRID, dtype=torch.float64)
-    grid = centre + spread * torch.sinh(GRID_BEND * steps)
-    values, log_slope = space.constrain(grid.unsqueeze(-1))
-    inside = torch.from_numpy(~space.outside(values.numpy())[:, 0]) & torch.isfinite(values[:, 0])
-    grid, values, log_slope = grid[inside], values[inside], log_slope[inside, 0]
-    parents = {name: parent.unsqueeze(-2) for name, parent in case.parents.items()}
-    log_prob = mechanism.log_prob(case.params, values.reshape(1, 1, -1, 1), parents) + log_slope
-    density = torch.exp(log_prob).expand(*value.shape[:2], len(grid))
-    pieces = 0.5 * (density[..., 1:] + density[..., :-1]) * grid.diff()
-    cdf = torch.cat([torch.zeros_like(pieces[..., :1]), pieces.cumsum(-1)], -1)
-    right = torch.searchsorted(grid, line[..., 0].contiguous()).clamp(1, len(grid) - 1)
-    low, high = (cdf.gather(-1, index.unsqueeze(-1))[..., 0] for index in (right - 1, right))
-    gap = (grid[right] - grid[right - 1]).clamp(min=1e-300)
-    share = ((line[..., 0] - grid[right - 1]) / gap).clamp(0, 1)
-    # close to one a row may hold mass that no floating-point number reaches: it says nothing about the integral
-    whole = (density[..., 0] + density[..., -1]) * spread < 1e-4
-    return (low + share * (high - low)).flatten().numpy(), cdf[..., -1][whole].numpy()
-
-
-def _check_gradient(case: Case, name: str, function: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
-    raw = {key: value.clone().requires_grad_() for key, value in case.raw.items()}
-    output = function(raw)
-    if not output.requires_grad:
-        case.require(False, f"{name} has no gradient in any parameter")
-    # a fixed random projection sees every entry; bounded values keep heavy tails from drowning the rest
-    generator = torch.Generator().manual_seed(case.seed + 5)
-    direction = torch.randn(output.shape, generator=generator, dtype=torch.float64)
-    direction = direction / (1 + output.detach().abs())
-    gradients = torch.autograd.grad((direction * output).sum(), list(raw.values()), allow_unused=True)
-    step = 1e-5
-    slope, size = 0.0, 0.0
-    moved: dict[int, dict[str, Tensor]] = {1: {}, -1: {}}
-    for (key, value), grad in zip(raw.items(), gradients, strict=True):
-        case.require(grad is not None, f"{name} has no gradient in {key!r}")
-        case.require(torch.isfinite(grad).all(), f"the gradient of {name} in {key!r} is not finite")
-        along = torch.randn(value.shape, generator=generator, dtype=torch.float64)
-        slope += (along * grad).sum().item()
-        size += (along * grad).abs().sum().item()
-        for sign in (1, -1):
-            moved[sign][key] = value.detach() + sign * step * along
-    case.require(size > 0, f"the gradient of {name} is zero in every parameter")
-    with torch.no_grad():
-        difference = (direction * (function(moved[1]) - function(moved[-1]))).sum().item() / (2 * step)
-    error = abs(slope - difference) / (size + 1e-9)
-    case.require(error < 1e-3, f"the gradient of {name} is {slope:.6g}, finite differences say {difference:.6g}")
+def _each(tensors: Tensors, change: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+    return {name: change(tensor) for name, tensor in tensors.items()}
