@@ -39,16 +39,16 @@ class Laplace(LocationScale):
         return {**begun, "scale": begun["scale"] / math.sqrt(2)}
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
-        loc, scale = self.location_and_scale(params, parents, noise)
+        loc, scale = self.at(params, parents, noise)
         away = noise.clamp(1e-12, 1 - 1e-12) - 0.5
         return loc - scale * torch.sign(away) * torch.log1p(-2 * away.abs())
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
-        loc, scale = self.location_and_scale(params, parents, value)
+        loc, scale = self.at(params, parents, value)
         return sum_cells(-(value - loc).abs() / scale - torch.log(2 * scale), mask)
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
-        loc, scale = self.location_and_scale(params, parents, value)
+        loc, scale = self.at(params, parents, value)
         away = (value - loc) / scale
         tail = 0.5 * torch.exp(-away.abs())
         return torch.where(away > 0, 1 - tail, tail)

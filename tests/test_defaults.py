@@ -24,7 +24,6 @@ DEFAULTS = {
     "divergences.Wasserstein": {"p": 1.0, "workers": 2},
     "mechanisms.Beta": {"dim": 1},
     "mechanisms.Categorical": {"size": 2},
-    "mechanisms.Dirichlet": {"laplace": False},
     "mechanisms.Gamma": {"dim": 1},
     "mechanisms.LogNormal": {"dim": 1, "shared_scale": False},
     "mechanisms.MultivariateNormal": {"dim": 2, "shared_covariance": False},

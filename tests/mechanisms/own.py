@@ -68,11 +68,11 @@ class Skewed(LocationScale):
         return m.Noise(self.dim, "uniform")
 
     def forward(self, params, parents, noise):
-        loc, scale = self.location_and_scale(params, parents, noise)
+        loc, scale = self.at(params, parents, noise)
         return loc - scale * torch.log(-torch.log(noise.clamp(1e-12, 1 - 1e-12)))
 
     def log_prob(self, params, value, parents, mask=None):
-        loc, scale = self.location_and_scale(params, parents, value)
+        loc, scale = self.at(params, parents, value)
         away = (value - loc) / scale
         return sum_cells(-away - torch.exp(-away) - torch.log(scale), mask)
 
@@ -110,17 +110,17 @@ class TanhNormal(LocationScale):
         return self.space.unconstrain(value)
 
     def forward(self, params, parents, noise):
-        loc, scale = self.location_and_scale(params, parents, noise)
+        loc, scale = self.at(params, parents, noise)
         return torch.tanh(loc + scale * noise).clamp(-1 + torch.finfo(loc.dtype).eps, 1 - torch.finfo(loc.dtype).eps)
 
     def log_prob(self, params, value, parents, mask=None):
-        loc, scale = self.location_and_scale(params, parents, value)
+        loc, scale = self.at(params, parents, value)
         line = self.on_line(value)
         slope = self.space.constrain(line)[1]
         return sum_cells(-0.5 * ((line - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI - slope, mask)
 
     def abduct(self, params, value, parents, uniform):
-        loc, scale = self.location_and_scale(params, parents, value)
+        loc, scale = self.at(params, parents, value)
         return (self.on_line(value) - loc) / scale
 
 

@@ -65,8 +65,6 @@ VARIANTS = {
     "Categorical-3": (m.Categorical(3), "discrete-real"),
     "StayOrMove-3": (m.StayOrMove(3), "discrete"),
     "Categorical-network": (m.Categorical(3, network=(8,)), "discrete-real"),
-    "Dirichlet-laplace": (m.Dirichlet(4, laplace=True), "none"),
-    "Dirichlet-laplace-discrete": (m.Dirichlet(3, laplace=True), "discrete"),
     "Multinomial-topics": (m.Multinomial(6, total=15), "simplex"),
     "Multinomial-total": (m.Multinomial(5, total="n"), "discrete-count"),
     "Codes-weights": (m.Codes(3, 2, weights=m.start([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])), "none"),

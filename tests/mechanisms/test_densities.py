@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, special, stats
+from scipy import special, stats
 
 from otpdag import mechanisms as m
 from otpdag.mechanisms import quantiles
@@ -171,22 +171,6 @@ def test_dirichlet_draws_survive_concentrations_that_underflow():
     value = bound.forward(params, {}, torch.rand(1, 200, 3, generator=torch.Generator().manual_seed(0)).double())
     assert torch.isfinite(value).all()
     torch.testing.assert_close(value.sum(-1), torch.ones(1, 200).double())
-
-
-def test_laplace_follows_the_equation_and_its_density_integrates_to_one():
-    a = np.array([0.8, 2.0])
-    bound, params = both(m.Dirichlet(2, laplace=True), {"concentration": [a.tolist()]}, ())
-    mu = np.log(a) - np.log(a).mean()
-    sigma = 1 / a * (1 - 2 / 2) + (1 / a).sum() / 2**2
-    u = np.array([0.3, -1.2])
-    wanted = special.softmax(mu + np.sqrt(sigma) * u)
-    np.testing.assert_allclose(bound.forward(params, {}, tensor(u)[None, None])[0, 0], wanted, rtol=1e-12)
-
-    def density(x):
-        return bound.log_prob(params, tensor([[[x, 1 - x]]]), {}).exp().item()
-
-    assert integrate.quad(density, 0, 1)[0] == pytest.approx(1, abs=1e-6)
-    assert bound.mean(params, {}) is None
 
 
 @pytest.mark.parametrize(

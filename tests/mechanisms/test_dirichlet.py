@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from scipy import special, stats
+from scipy import stats
 
 from otpdag import mechanisms as m
 from otpdag.spaces import Discrete
@@ -29,21 +29,6 @@ def test_it_starts_from_means_and_the_total_variance():
     variance = (pooled(value**2, a, weight) - mean**2).sum(-1, keepdims=True)
     total = (mean * (1 - mean)).sum(-1, keepdims=True) / variance - 1
     np.testing.assert_allclose(started(m.Dirichlet(3), a, value, weight), mean * total, rtol=1e-9)
-
-
-def test_the_approximation_starts_from_means_and_variances_of_logarithms():
-    a, value, weight = rows(np.random.default_rng(1))
-    line = np.log(value) - np.log(value).mean(-1, keepdims=True)
-    mean = pooled(line, a, weight)
-    variance = (pooled(line**2, a, weight) - mean**2).sum(-1, keepdims=True)
-    found = started(m.Dirichlet(3, laplace=True), a, value, weight)
-    np.testing.assert_allclose(
-        np.log(found) - np.log(found).mean(-1, keepdims=True), mean - mean.mean(-1, keepdims=True)
-    )
-    # of a softmax the differences from the mean have 1 - 1/K of the variance that coordinates have
-    inverse = 1 / found
-    own = inverse * (1 - 2 / 3) + inverse.sum(-1, keepdims=True) / 9
-    np.testing.assert_allclose((1 - 1 / 3) * own.sum(-1, keepdims=True), variance, rtol=1e-9)
 
 
 def test_totals_start_within_bounds_and_rare_coordinates_above_zero():
@@ -76,33 +61,16 @@ def test_coordinates_that_are_seen_and_the_rest_of_their_mass_are_dirichlet_agai
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_approximation_leaves_out_rows_with_a_missing_cell():
-    node, params = m.Dirichlet(3, laplace=True).setup(m.Family("x")), {"concentration": torch.ones(1, 1, 3).double()}
-    value = torch.tensor([[[0.2, 0.3, 0.5]] * 2], dtype=torch.float64)
-    mask = torch.tensor([[[True, True, True], [True, False, True]]])
-    whole = node.log_prob(params, value, {})
-    found = node.log_prob(params, value, {}, mask)
-    assert found.tolist() == [[whole[0, 0].item(), 0.0]]
-
-
-@pytest.mark.parametrize("laplace", [False, True])
-def test_noise_that_is_found_gives_the_vector_and_has_the_right_level(laplace):
-    node = m.Dirichlet(3, laplace=laplace).setup(m.Family("x"))
+def test_noise_that_is_found_gives_the_vector_and_has_the_right_level():
+    node = m.Dirichlet(3).setup(m.Family("x"))
     params = {"concentration": torch.as_tensor(ALPHA).reshape(1, 1, 3)}
     value = torch.tensor([[[0.2, 0.3, 0.5], [0.6, 0.3, 0.1]]], dtype=torch.float64)
     uniform = torch.tensor([[[0.3, 0.9, 0.9], [0.8, 0.1, 0.1]]], dtype=torch.float64)
     noise = node.abduct(params, value, {}, uniform)
     torch.testing.assert_close(node.forward(params, {}, noise), value, rtol=1e-6, atol=1e-9)
-    if not laplace:  # the total of the gamma variables is at the level of the first uniform number
-        totals = stats.gamma(ALPHA).ppf(noise[0].numpy()).sum(-1)
-        np.testing.assert_allclose(totals, stats.gamma(ALPHA.sum()).ppf([0.3, 0.8]), rtol=1e-6)
-        return
-    inverse = 1 / ALPHA
-    mu, variance = np.log(ALPHA) - np.log(ALPHA).mean(), inverse / 3 + inverse.sum() / 9
-    gap = mu - np.log(value[0].numpy())
-    precision = (1 / variance).sum()
-    level = (gap / variance).sum(-1) / precision + special.ndtri([0.3, 0.8]) / np.sqrt(precision)
-    np.testing.assert_allclose(noise[0], (level[:, None] - gap) / np.sqrt(variance), rtol=1e-9)
+    # the total of the gamma variables is at the level of the first uniform number
+    totals = stats.gamma(ALPHA).ppf(noise[0].numpy()).sum(-1)
+    np.testing.assert_allclose(totals, stats.gamma(ALPHA.sum()).ppf([0.3, 0.8]), rtol=1e-6)
 
 
 def test_missing_coordinates_share_what_the_seen_ones_leave():
@@ -119,8 +87,7 @@ def test_missing_coordinates_share_what_the_seen_ones_leave():
     assert node.complete(params, over, {}, mask[:, :1], noise[:, :1])[0, 0, 1].item() == 0.0
 
 
-def test_only_the_exact_one_has_a_mean():
+def test_its_mean_is_in_proportion_to_the_concentrations():
     params = {"concentration": torch.as_tensor(ALPHA).reshape(1, 1, 3)}
     np.testing.assert_allclose(m.Dirichlet(3).setup(m.Family("x")).mean(params, {}).flatten(), ALPHA / ALPHA.sum())
-    assert m.Dirichlet(3, laplace=True).setup(m.Family("x")).mean(params, {}) is None
     assert m.Dirichlet(3).correlated

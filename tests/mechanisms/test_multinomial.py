@@ -6,9 +6,9 @@ import torch
 from scipy import special, stats
 
 from otpdag import mechanisms as m
-from otpdag.mechanisms.categorical import _fit_topics, _Tree
+from otpdag.mechanisms.categorical import _fit_topics
 from otpdag.mechanisms.parameters import Axis
-from otpdag.spaces import Discrete, Real, Simplex
+from otpdag.spaces import Count, Discrete, Real, Simplex
 
 GENERATOR = np.random.default_rng(2)
 
@@ -28,10 +28,22 @@ def halves(leaves):
     return found
 
 
+def divided(noise, probs, total):
+    """Counts (n, leaves) of draws that are divided at every split by a binomial quantile, wide splits first."""
+    leaves = probs.shape[1]
+    counts = {(0, leaves): total[:, 0]}
+    for number, (first, before, end) in sorted(halves(leaves).items(), key=lambda one: one[1][0] - one[1][2]):
+        reach, mass = counts[first, end], probs[:, first:end].sum(-1)
+        share = np.where(mass > 0, probs[:, first:before].sum(-1) / np.where(mass > 0, mass, 1.0), 0.0)
+        part = stats.binom.ppf(noise[:, number], reach, np.minimum(share, 1)).clip(min=0)
+        counts[first, before], counts[before, end] = part, reach - part
+    return np.stack([counts[leaf, leaf + 1] for leaf in range(leaves)], -1)
+
+
 @pytest.mark.parametrize("leaves", [2, 3, 4, 5, 7, 8, 11])
 def test_splits_are_sums_to_the_left_and_of_both_sides(leaves):
     values = torch.as_tensor(GENERATOR.uniform(size=(4, leaves)))
-    left, both = _Tree(leaves).splits(values)
+    left, both = m.Multinomial(leaves)._sides(values)
     splits = halves(leaves)
     assert sorted(splits) == list(range(leaves - 1))
     for number, (first, before, end) in splits.items():
@@ -45,12 +57,12 @@ def test_draws_are_divided_by_binomial_quantiles(leaves):
     probs[0, 0], probs[1, -1] = 0.0, 0.0
     probs /= probs.sum(-1, keepdims=True)
     total = GENERATOR.integers(0, 30, (6, 1)).astype(float)
-    counts = _Tree(leaves).divide(noise, probs, total)
+    node = m.Multinomial(leaves, total="n").setup(m.Family("x", (("n", Count(1)),)))
+    params = {"probs": torch.ones(1, 1, leaves)}
+    node.log_shares = lambda params, parents, like: torch.log(torch.as_tensor(probs)).unsqueeze(0)
+    counts = node.forward(params, {"n": torch.as_tensor(total)[None]}, torch.as_tensor(noise)[None])[0]
     np.testing.assert_array_equal(counts.sum(-1), total[:, 0])
-    for number, (first, before, end) in halves(leaves).items():
-        reach, part = counts[:, first:end].sum(-1), counts[:, first:before].sum(-1)
-        share = probs[:, first:before].sum(-1) / probs[:, first:end].sum(-1)
-        np.testing.assert_array_equal(part, stats.binom.ppf(noise[:, number], reach, np.minimum(share, 1)).clip(min=0))
+    np.testing.assert_array_equal(counts, divided(noise, probs, total))
 
 
 def test_topics_at_given_shares_are_expectation_maximisation():
@@ -148,7 +160,7 @@ def test_draws_gaussian_draws_and_means_are_those_of_each_rows_shares(form):
     mean = node.mean(params, parents)
     for replica in range(2):
         own = shares[replica]
-        np.testing.assert_array_equal(drawn[replica], _Tree(4).divide(noise, own, np.full((ROWS, 1), 9.0)))
+        np.testing.assert_array_equal(drawn[replica], divided(noise, own, np.full((ROWS, 1), 9.0)))
         np.testing.assert_allclose(mean[replica], 9 * own)
         for row in range(ROWS):
             root = np.diag(np.sqrt(own[row])) - np.outer(own[row], np.sqrt(own[row]))
@@ -174,7 +186,7 @@ def test_missing_categories_get_what_the_seen_ones_leave(form):
             seen = np.where(mask[row], value[row], 0.0)
             left = 0.0 if mask[row].all() else max(9.0 - seen.sum(), 0.0)
             own = np.where(mask[row], 0.0, shares[replica, row])
-            rest = _Tree(4).divide(noise[row : row + 1], own[None], np.array([[left]]))[0]
+            rest = divided(noise[row : row + 1], own[None], np.array([[left]]))[0]
             np.testing.assert_array_equal(found[replica, row], seen + rest)
 
 

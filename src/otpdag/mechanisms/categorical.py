@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -135,9 +133,9 @@ class Shares(Predicted):
             return torch.log_softmax(self.predictor(params, parents, like), -1)
         return self.row_of(log_table(params["probs"]), parents, axis_count(parents, like))
 
-    def picked(self, by_row: Tensor, parents: Parents) -> Tensor:
-        """The entry (R, ...) of the parents' configuration, of one for each (R, ..., C)."""
-        config = configurations(self.family, parents)
+    def counted(self, table: Tensor, value: Tensor, parents: Parents) -> Tensor:
+        """The row of a table (R, C, size) that the parents choose, summed as often as ``value`` says: (R, ...)."""
+        by_row, config = apply_linear(value, table.mT), configurations(self.family, parents)
         return by_row[..., 0] if config is None else (by_row * config).sum(-1)
 
     def describe(self, params: Params) -> dict[str, Tensor]:
@@ -221,14 +219,6 @@ class Categorical(Category, Shares):
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Those of all categories: (R, ..., size)."""
         return self.log_shares(params, parents, like)
-
-    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
-        """Log-probability of the category."""
-        if not self.is_table or len(self.family.discrete) > 1 or value.ndim < 3:
-            return super().log_prob(params, value, parents, mask)
-        # one matrix product: log-table times one-hot value, then the configuration's row
-        log_prob = self.picked(apply_linear(value, self.coefficients(params).mT), parents)
-        return log_prob if mask is None else torch.where(mask[..., 0], log_prob, 0.0)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -436,10 +426,6 @@ class Multinomial(Shares):
             return parents[self.total].round().clamp(min=0)
         return torch.full((1,) * like.ndim, float(self.total), dtype=like.dtype, device=like.device)
 
-    @cached_property
-    def _tree(self) -> _Tree:
-        return _Tree(self.dim)
-
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Divide the draws down the tree by binomial quantiles."""
         probs = torch.softmax(self.log_shares(params, parents, noise), -1)
@@ -447,12 +433,33 @@ class Multinomial(Shares):
 
     def _divide(self, noise: Tensor, probs: Tensor, total: Tensor) -> Tensor:
         """Divide ``total`` (R, ..., 1) draws down the tree in proportion to ``probs`` (R, ..., categories)."""
-        shape = np.broadcast_shapes(probs.shape[:-1], total.shape[:-1], noise.shape[:-1])
-        arrays = (inside_unit(noise), probs, total)
-        noise_np, probs_np, total_np = (
-            tensor.detach().expand(*shape, tensor.shape[-1]).cpu().numpy() for tensor in arrays
-        )
-        return torch.as_tensor(self._tree.divide(noise_np, probs_np, total_np)).to(noise)
+        from scipy import stats  # takes a second to import
+
+        left, both = self._sides(probs)
+        given = (inside_unit(noise), (left / both.clamp(min=1e-300)).clamp(0, 1), total)
+        shape = np.broadcast_shapes(*(tensor.shape[:-1] for tensor in given))
+        levels, shares, sums = (t.detach().expand(*shape, t.shape[-1]).cpu().numpy() for t in given)
+        counts = np.zeros((*shape, self.dim))
+        counts[..., :1] = sums
+        half = 1 << (self.dim - 1).bit_length()
+        while (half := half // 2) > 0:
+            at = np.arange(half, self.dim, 2 * half)
+            reaching, share, level = counts[..., at - half], shares[..., at - 1], levels[..., at - 1]
+            open_ = (reaching > 0) & (share < 1)
+            first = reaching.copy()
+            first[open_] = stats.binom.ppf(level[open_], reaching[open_], share[open_])
+            counts[..., at - half], counts[..., at] = first, reaching - first
+        return torch.as_tensor(counts).to(noise)
+
+    def _sides(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums (..., categories - 1) on the left of each split of a binary tree, and on both of its sides.
+
+        The split before category ``j`` divides as many categories on its left as the largest power of two in ``j``.
+        """
+        at = torch.arange(1, self.dim, device=values.device)
+        half, sums = at & -at, torch.nn.functional.pad(values.double().cumsum(-1), (1, 0))
+        before, beyond = sums[..., at - half], sums[..., (at + half).clamp(max=self.dim)]
+        return sums[..., at] - before, beyond - before
 
     @property
     def correlated(self) -> bool:
@@ -480,42 +487,34 @@ class Multinomial(Shares):
             value = torch.where(mask, value, 0.0)
         total = value.sum(-1)
         coefficient = torch.lgamma(total + 1) - torch.lgamma(value + 1).sum(-1)
-        if self.form == "probs" and value.ndim >= 3:
-            return coefficient + self._table_log_prob(params, value, parents, mask)
-        log_shares = self.log_shares(params, parents, value)
-        log_prob = (value * log_shares).sum(-1)
-        if mask is not None:
-            log_prob = log_prob - total * torch.log((torch.exp(log_shares) * mask).sum(-1).clamp(min=1e-300))
-        return coefficient + log_prob
-
-    def _table_log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None) -> Tensor:
-        """The same by matrix products: every configuration's value, then the one that holds."""
-        table = params["probs"].clamp(min=SMALLEST_PROBABILITY).transpose(1, 2)
-        by_row = apply_linear(value, torch.log(table))
-        if mask is not None:
-            seen = apply_linear(mask.to(value), table)
-            by_row = by_row - value.sum(-1, keepdim=True) * torch.log(seen.clamp(min=1e-300))
-        return self.picked(by_row, parents)
+        if self.is_table and value.ndim >= 3:  # by matrix products: every configuration's, then the one that holds
+            probs = params["probs"].clamp(min=SMALLEST_PROBABILITY)
+            log_prob = self.counted(torch.log(probs), value, parents)
+            seen = None if mask is None else self.counted(probs, mask.to(value), parents)
+        else:
+            log_shares = self.log_shares(params, parents, value)
+            log_prob = (value * log_shares).sum(-1)
+            seen = None if mask is None else (torch.exp(log_shares) * mask).sum(-1)
+        return coefficient + (log_prob if seen is None else log_prob - total * torch.log(seen.clamp(min=1e-300)))
 
     def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
         """For each split, a point between the binomial distribution function below its count and at it."""
         probs = torch.softmax(self.log_shares(params, parents, value), -1)
         shape = np.broadcast_shapes(probs.shape[:-1], value.shape[:-1], uniform.shape[:-1])
-        probs, value = probs.expand(*shape, self.dim), value.expand(*shape, self.dim)
+        left_mass, mass = self._sides(probs.expand(*shape, self.dim))
+        left, size = self._sides(value.expand(*shape, self.dim))
         uniform = uniform.expand(*shape, self.dim - 1)
-        left_mass, mass = self._tree.splits(probs)
-        left, size = self._tree.splits(value)
         # a split that no draw reaches has said nothing about its noise
         reached = size > 0
         k, n, picked = left[reached], size[reached], uniform[reached]
-        share = (1 - left_mass / mass.clamp(min=torch.finfo(mass.dtype).tiny))[reached].clamp(0, 1)
+        share = (1 - left_mass / mass.clamp(min=1e-300))[reached].clamp(0, 1)
 
         def cdf(count: Tensor) -> Tensor:
             # P(X <= k) = I_{1-p}(n - k, k + 1)
             below = BETA.cdf(share, (n - count).clamp(min=1), count + 1)
             return torch.where(count < n, below, 1.0)
 
-        return uniform.masked_scatter(reached, between(cdf, k, picked))
+        return uniform.masked_scatter(reached, between(cdf, k, picked).to(uniform))
 
     def mean(self, params: Params, parents: Parents) -> Tensor | None:
         """The expected counts, where the number of draws is known."""
@@ -523,55 +522,6 @@ class Multinomial(Shares):
             return None
         probs = torch.softmax(self.log_shares(params, parents), -1)
         return self.draws(parents, probs) * probs
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """A binary tree over categories, padded to a power of two; the split before category ``j`` has number ``j - 1``."""
-
-    leaves: int
-
-    @property
-    def depth(self) -> int:
-        return (self.leaves - 1).bit_length()
-
-    def numbers(self, level: int) -> NDArray[np.int64]:
-        """Numbers of a level's splits, without those whose right side is padding."""
-        width = 2 ** (self.depth - level)
-        return np.arange(width // 2, self.leaves, width) - 1
-
-    def divide(self, noise: NDArray, probs: NDArray, total: NDArray) -> NDArray:
-        """Counts (..., leaves) from uniform numbers (..., leaves - 1) and totals (..., 1)."""
-        from scipy import stats  # takes a second to import
-
-        pad = [(0, 0)] * (probs.ndim - 1) + [(0, 2**self.depth - self.leaves)]
-        masses = [np.pad(probs, pad)]
-        while masses[-1].shape[-1] > 1:
-            masses.append(masses[-1][..., ::2] + masses[-1][..., 1::2])
-        counts = total
-        for level in range(self.depth):
-            numbers = self.numbers(level)
-            mass = masses[self.depth - level][..., : len(numbers)]
-            share = masses[self.depth - level - 1][..., ::2][..., : len(numbers)] / np.maximum(mass, 1e-300)
-            left = counts.copy()
-            head = left[..., : len(numbers)]
-            open_ = (head > 0) & (share < 1)
-            head[open_] = stats.binom.ppf(noise[..., numbers][open_], head[open_], share[open_])
-            counts = np.stack([left, counts - left], -1).reshape(*left.shape[:-1], -1)
-        return counts[..., : self.leaves]
-
-    def splits(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums to the left of each split and of both sides, (..., leaves - 1), in the order of the numbers."""
-        sums = torch.nn.functional.pad(values, (0, 2**self.depth - self.leaves))
-        left, both, order = [], [], []
-        for level in reversed(range(self.depth)):
-            numbers = self.numbers(level)
-            parts, sums = sums[..., ::2], sums[..., ::2] + sums[..., 1::2]
-            left.append(parts[..., : len(numbers)])
-            both.append(sums[..., : len(numbers)])
-            order.append(numbers)
-        index = torch.as_tensor(np.argsort(np.concatenate(order)), device=values.device)
-        return torch.cat(left, -1)[..., index], torch.cat(both, -1)[..., index]
 
 
 def _fit_topics(shares: Tensor, counts: Tensor, overall: Tensor, steps: int = 40) -> Tensor:

@@ -195,17 +195,16 @@ class MultivariateNormal(Located):
     # -- behaviour -----------------------------------------------------------------------------------------------
 
     def location_and_factor(
-        self, params: Params, parents: Parents, like: Tensor, cells: Sequence[int] | None = None
+        self, params: Params, parents: Parents, like: Tensor, cells: Tensor | slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
         """Location (R, ..., k) and Cholesky factor (R, ..., k, k) of these coordinates at these parents."""
-        loc, covariance = self.predictor(params, parents, like), params["covariance"]
-        if cells is not None:
-            index = torch.tensor(list(cells), device=covariance.device)
-            covariance = covariance.index_select(-1, index).index_select(-2, index)
-            loc = loc.index_select(-1, index)
-        size = covariance.shape[-1]
-        factor = _factor(covariance).flatten(-2)
-        return loc, self.row_of(factor, parents, loc.ndim).unflatten(-1, (size, size))
+        loc = self.predictor(params, parents, like)[..., cells]
+        factor = _factor(params["covariance"][..., cells, :][..., cells])
+        return loc, self._at_parents(factor, parents, loc.ndim)
+
+    def _at_parents(self, table: Tensor, parents: Parents, ndim: int) -> Tensor:
+        """Matrices (R, rows, k, l) at these parents: (R, ..., k, l)."""
+        return self.row_of(table.flatten(-2), parents, ndim).unflatten(-1, tuple(table.shape[-2:]))
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """``loc + L u``."""
@@ -224,55 +223,38 @@ class MultivariateNormal(Located):
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Normal log-density of the cells that are seen."""
         if mask is None or bool(mask.all()):
-            return self._density(params, value, parents, range(self.dim))
+            return self._density(params, value, parents, slice(None))
         patterns, group = torch.unique(mask.reshape(-1, self.dim), dim=0, return_inverse=True)
-        shown = [torch.nonzero(pattern)[:, 0].tolist() for pattern in patterns]
         if not (mask.shape[0] == 1 and value.shape[1] == mask.shape[1] == len(group) > 1):
-            parts = [self._density(params, value, parents, cells) for cells in shown]
-            each = zip(patterns, parts, strict=True)
-            return torch.stack([torch.where((mask == own).all(-1), part, 0.0) for own, part in each]).sum(0)
+            parts = [((mask == own).all(-1), self._density(params, value, parents, own)) for own in patterns]
+            return torch.stack([torch.where(here, part, 0.0) for here, part in parts]).sum(0)
         # rows that show the same cells together
         order = [torch.nonzero(group == number)[:, 0] for number in range(len(patterns))]
-        parts = []
-        for rows, cells in zip(order, shown, strict=True):
+        together = []
+        for rows, cells in zip(order, patterns, strict=True):
             own = {name: p[:, rows] if p.ndim > 2 and p.shape[1] > 1 else p for name, p in parents.items()}
-            parts.append(self._density(params, value[:, rows], own, cells))
-        return torch.cat(parts, 1).index_select(1, torch.cat(order).argsort())
+            together.append(self._density(params, value[:, rows], own, cells))
+        return torch.cat(together, 1).index_select(1, torch.cat(order).argsort())
 
-    def _density(self, params: Params, value: Tensor, parents: Parents, cells: Sequence[int]) -> Tensor:
+    def _density(self, params: Params, value: Tensor, parents: Parents, cells: Tensor | slice) -> Tensor:
         """Log-density of some cells; of none, zero."""
-        whole = len(cells) == self.dim
-        if not len(cells):
-            return torch.zeros_like((value - self.predictor(params, parents, value))[..., 0])
-        loc, factor = self.location_and_factor(params, parents, value, None if whole else cells)
-        gap = (value if whole else value[..., list(cells)]) - loc
-        noise = _times(_inverse(factor), gap)
+        loc, factor = self.location_and_factor(params, parents, value, cells)
+        noise = _times(_inverse(factor), value[..., cells] - loc)
         log_det = torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
-        return -0.5 * noise.square().sum(-1) - log_det - len(cells) * LOG_SQRT_2PI
+        return -0.5 * noise.square().sum(-1) - log_det - loc.shape[-1] * LOG_SQRT_2PI
 
     def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
         """Draw the cells that are not seen, given those that are."""
         drawn = self.forward(params, parents, noise)
         mask, value, drawn = torch.broadcast_tensors(mask, value, drawn)
         completed = drawn
-        for pattern in torch.unique(mask.reshape(-1, self.dim), dim=0):
-            seen = torch.nonzero(pattern)[:, 0]
-            if not len(seen):
-                continue
+        for seen in torch.unique(mask.reshape(-1, self.dim), dim=0):
             # Matheron's rule: a draw of the whole, moved by the regression of its error in the seen cells
-            here = (mask == pattern).all(-1)
-            gain = self._gain(params, parents, drawn, seen)
+            rows = params["covariance"][..., seen, :]
+            gain = self._at_parents(torch.linalg.solve(rows[..., seen], rows).mT, parents, drawn.ndim)
             moved = drawn + _times(gain, (value - drawn)[..., seen])
-            completed = torch.where(here.unsqueeze(-1), moved, completed)
+            completed = torch.where((mask == seen).all(-1, keepdim=True), moved, completed)
         return torch.where(mask, value, completed)
-
-    def _gain(self, params: Params, parents: Parents, like: Tensor, seen: Tensor) -> Tensor:
-        """Regression of all coordinates on the seen ones: (R, ..., dim, seen)."""
-        covariance = params["covariance"]
-        among = covariance.index_select(-1, seen).index_select(-2, seen)
-        gain = torch.linalg.solve(among, covariance.index_select(-2, seen)).mT
-        table = gain.flatten(-2)
-        return self.row_of(table, parents, like.ndim).unflatten(-1, tuple(gain.shape[-2:]))
 
 
 def _factor(covariance: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class LocationScale(Located):
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with other units and another smallest scale."""
-        own = super().with_buffers({name: value for name, value in buffers.items() if name != "smallest"})
+        own = super().with_buffers(buffers)
         own.smallest = buffers.get("smallest")
         return own
 
@@ -169,11 +169,6 @@ class LocationScale(Located):
     def _over_coordinates(self, scale: Tensor) -> Tensor:
         """Scales (..., dim) as they are, or the root mean square over the coordinates that share one: (..., 1)."""
         return scale.square().mean(-1, keepdim=True).sqrt() if self.isotropic else scale
-
-    def location_and_scale(self, params: Params, parents: Parents, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at these parents, ready to meet a value or noise ``like``: (R, ..., dim)."""
-        loc, scale, *_ = self.at(params, parents, like)
-        return loc, scale
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -228,18 +223,11 @@ class Normal(Cellwise, LocationScale):
         return torch.cat(torch.broadcast_tensors(one, precision * inside, -0.5 * precision), -1)
 
     def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """Means, then the spread around them: :meth:`regressed` on no parents, in half the time."""
-        declared, (count, first, second) = self.declared(), sums.split(self.dim, -1)
+        """Means, then the spread around them: :meth:`regressed` on no parents."""
+        count, first, second = sums.split(self.dim, -1)
         shift, unit = self.centre_and_unit(sums)
-        fitted = dict(params)
-        if declared["loc"].learned:
-            loc = shift + unit * first / count.clamp(min=torch.finfo(count.dtype).tiny)
-            fitted["loc"] = torch.where(count > 0, loc, params["loc"])
-        if declared["scale"].learned:
-            inside = (fitted["loc"] - shift) / unit
-            squares = (second - 2 * inside * first + inside.square() * count) * unit.square()
-            fitted["scale"] = self._spread(squares, count, params["scale"])
-        return fitted
+        moments = torch.stack([second, first, first, count], -1).unflatten(-1, (2, 2))
+        return self.regressed(params, moments, shift.unsqueeze(-1), unit)
 
     def regressed(
         self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = 1e-8

@@ -190,8 +190,11 @@ class Parameter:
     """Entries over which a single given number is spread out: 32 MB."""
 
     def __post_init__(self) -> None:
-        """Read the setting."""
+        """Read the setting; what is tied has no units."""
         object.__setattr__(self, "setting", as_setting(self.setting))
+        if isinstance(self.setting, Tied):
+            object.__setattr__(self, "origin", None)
+            object.__setattr__(self, "unit", None)
 
     @property
     def learned(self) -> bool:
@@ -220,8 +223,6 @@ class Parameter:
     def natural(self, raw: Tensor) -> Tensor:
         """Natural value of a raw tensor ``(R, *shape)``."""
         value = self.support.natural(raw)
-        if isinstance(self.setting, Tied):
-            return value
         if self.unit is not None:
             value = value * self.unit.to(value)
         if self.origin is not None:
@@ -238,20 +239,13 @@ class Parameter:
     @property
     def origin_and_unit(self) -> tuple[Tensor, Tensor]:
         """By which a value of the support becomes natural; zero and one where it is so already."""
-        scaled = not isinstance(self.setting, Tied)
         zero = torch.zeros((), dtype=torch.float64)
-        origin = self.origin if scaled and self.origin is not None else zero
-        return origin, self.unit if scaled and self.unit is not None else zero + 1
+        return zero if self.origin is None else self.origin, zero + 1 if self.unit is None else self.unit
 
     def raw(self, natural: Tensor) -> Tensor:
         """Invert :meth:`natural`."""
-        if isinstance(self.setting, Tied):
-            return self.support.raw(natural)
-        if self.origin is not None:
-            natural = natural - self.origin.to(natural)
-        if self.unit is not None:
-            natural = natural / self.unit.to(natural)
-        return self.support.raw(natural)
+        origin, unit = self.origin_and_unit
+        return self.support.raw((natural - origin.to(natural)) / unit.to(natural))
 
     def constant(self, node: str, name: str) -> Tensor:
         """The fixed or starting value, broadcast to the parameter's shape."""

@@ -104,6 +104,11 @@ class Units:
     out_shift: Tensor
     out_scale: Tensor
 
+    @classmethod
+    def of(cls, buffers: Mapping[str, Tensor]) -> Units | None:
+        """Those that were saved, if any were."""
+        return cls(*(buffers[part.name] for part in fields(cls))) if "in_shift" in buffers else None
+
 
 @dataclass(frozen=True)
 class Predictor:
@@ -173,7 +178,7 @@ class Predictor:
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn the intercept at the parents' centre into the intercept at zero."""
         if self._centred:
-            params[self.name] = params[self.name] - self._centre_effect(params["weight"])
+            params[self.name] = params[self.name] - self._at_centre(params["weight"])
         if self.is_levelled:
             params[self.name] = params[self.name] - params[self.name].mean(1, keepdim=True)
         return params
@@ -186,7 +191,7 @@ class Predictor:
                     f"node {self.family.node!r}: {self.name!r} cannot be set without 'weight': it is the "
                     f"intercept where the numeric parents are zero"
                 )
-            params[self.name] = params[self.name] + self._centre_effect(params["weight"])
+            params[self.name] = params[self.name] + self._at_centre(params["weight"])
         return params
 
     @property
@@ -205,10 +210,8 @@ class Predictor:
         free = declared[self.name].learned and not isinstance(self.intercept, Tied)
         return self.units is not None and "weight" in declared and free
 
-    def _centre_effect(self, weight: Tensor) -> Tensor:
-        if self.units is None:
-            raise RuntimeError("units are not set")
-        return (self.units.in_shift.to(weight) @ weight).unsqueeze(1)
+    def _at_centre(self, weight: Tensor) -> Tensor:
+        return (self.centre.to(weight) @ weight).unsqueeze(1)
 
     def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Evaluate: (R, ..., dim), broadcast over whatever axes the parents (and the value ``like``) have."""
@@ -412,7 +415,7 @@ class Predicted(Mechanism):
         """Return a copy with the units of the data that was saved."""
         restored = copy.copy(self)
         restored._declared = None
-        restored.predictor = replace(self.predictor, units=Units(**buffers) if buffers else None)
+        restored.predictor = replace(self.predictor, units=Units.of(buffers))
         return restored
 
     @property
