@@ -90,7 +90,7 @@ def _estimate(kind: str, model: otp.Model) -> Floats:
 
 
 def ar_gaps(settings: Settings) -> Record:
-    """Error over that of exact maximum likelihood, for numbers and counts, gaps at random and completely so: the worst."""
+    """Error over exact maximum likelihood's, for numbers and counts, gaps at random and completely so: the worst."""
     record: Record = {"limit": 1.05, "steps": STEPS}
     ratios, ours, theirs = [], [], []
     for kind in TRUTHS:
