@@ -25,8 +25,8 @@ from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem
 from otpdag.learned.paper_topics import PaperTopicsProblem
-from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows
-from otpdag.learned.sequence_problems import NumberProblem, PieceProblem
+from otpdag.learned.sampled import DrawnRows, DrawnSteps, Pools, StreamedRows
+from otpdag.learned.sequence_problem import NumberProblem
 from otpdag.likelihood.chain_problem import ChainProblem, chain_problem
 from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
@@ -150,7 +150,7 @@ MADE = {
     "windows": (hmm, counts, FEW_POINTS, TransportWindows),
     "hidden numbers": (state_space, series, otp.entropic(), NumberProblem),
     "switching": (lambda: state_space(switching=True), series, otp.entropic(), NumberProblem),
-    "pieces": (hmm, counts, otp.paper(batch_size=64), PieceProblem),
+    "steps": (hmm, counts, otp.paper(batch_size=64), DrawnSteps),
     "topics": (topic_model, documents, topic_method("likelihood", documents=30), TopicProblem),
     "pairs": (topic_model, documents, topic_method("transport", documents=30), PairProblem),
     "paper's topics": (topic_model, documents, topic_method("paper", documents=30, steps=1), PaperTopicsProblem),

@@ -176,13 +176,10 @@ class ClosedForm:
             the entropy of hidden categories, which leaves their weights out (semi-relaxed transport): where these are
             given and perhaps wrong, nothing else follows them. Weights that are learned then need a push-forward term.
         sums: Sizes of the sums over what is unknown.
-        network: Of sequences with hidden numbers: whether a network joins the linear smoother that draws them. If left
-            out, it does where that lowers the objective.
     """
 
     reference: Literal["model", "uniform"] = "model"
     sums: SumSizes = field(default_factory=SumSizes)
-    network: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse other references."""

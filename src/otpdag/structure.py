@@ -121,6 +121,12 @@ class Structure:
         """How many first steps of a sequence lack one of the node's parents; zero without lagged ones."""
         return max((by for _, by in self.graph.lagged_parents(node)), default=0)
 
+    def makes(self, name: str, times: Tensor) -> Tensor:
+        """Which steps a mechanism makes: later ones or, of ``z[0]``, the first ones that lack a parent."""
+        base = self.base(name)
+        lag = self.longest_lag(base)
+        return times >= lag if name == base else times < lag
+
     def name_at(self, node: str, step: int) -> str:
         """The mechanism that makes a node in a step: that of first steps, if there is one and a parent is lacking."""
         first = first_name(node)

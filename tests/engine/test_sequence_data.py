@@ -9,16 +9,16 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam, sequence_data
 from otpdag.engine.fit import recognise
 from otpdag.engine.search import restart_seed
-from otpdag.engine.sequence_data import CHAIN, _network_may_help
-from otpdag.learned.sequence_problems import PieceProblem
-from otpdag.learned.sequence_steps import CONTEXT
+from otpdag.engine.sequence_data import CHAIN
+from otpdag.learned.sequence_map import SequenceMap
 from otpdag.objective import Drawn
-from otpdag.problem import LossTerms
-from otpdag.settings import ClosedForm, Objective
+from otpdag.settings import Objective
 from tests.dynamic_models import poisson_hmm, state_space
 
 
@@ -199,36 +199,17 @@ def test_settings_that_mean_nothing_for_sequences_are_refused():
     local = otp.Method("local", Objective(eps=1.0), Drawn(noise="marginal", scope="local"), Adam())
     with pytest.raises(otp.ModelError, match="scope must be 'joint'"):
         otp.fit(hmm(), np.ones((2, 5)), method=local, seed=0)
-    own_map = "sequences are drawn by a map of their own: leave backward, hidden_layers and extra_masking out"
-    for method in (
-        otp.paper(hidden_layers=(64, 64)),
-        otp.paper(backward=lambda structure, batch: ()),
-        otp.Method("masked", Objective(), Drawn(extra_masking=0.9), Adam()),
-    ):
-        with pytest.raises(otp.ModelError, match=own_map):
-            otp.fit(hmm(), np.ones((2, 5)), method=method, seed=0)
     with pytest.raises(otp.ModelError, match="costs name nodes that are not in the graph: 'nope'"):
         otp.fit(hmm(), np.ones((2, 5)), method=otp.paper(costs={"nope": otp.costs.Euclidean()}), seed=0)
 
 
-def test_networks_are_refused_beside_categories_and_beyond_their_context():
-    series = np.random.default_rng(0).normal(size=(3, CONTEXT + 9))
-    edges, nodes = [("z", "x")], {"z": m.Normal(), "x": m.Normal()}
-    far = otp.Model(otp.Graph([otp.lag("z", "z", by=CONTEXT + 1), *edges], hidden=["z"]), nodes)
-    kind = kind_of(far, series)
+def test_categories_beside_numbers_are_refused_below_the_likelihood():
+    graph = otp.Graph([otp.lag("z", "z"), otp.lag("s", "s"), ("s", "z"), ("z", "x")], hidden=["z", "s"])
+    both = otp.Model(graph, {"z": m.Normal(), "x": m.Normal(), "s": m.Categorical(2)})
+    kind = kind_of(both, np.random.default_rng(0).normal(size=(3, 9)))
     kind.check(otp.entropic())
-    with pytest.raises(otp.ModelError, match=f"read {CONTEXT} steps around them; .* reaches further"):
-        kind.check(otp.entropic(network=True))
-    switching = [otp.lag("z", "z"), otp.lag("s", "s"), ("s", "z"), *edges]
-    both = otp.Model(otp.Graph(switching, hidden=["z", "s"]), {**nodes, "s": m.Categorical(2)})
-    kind = kind_of(both, series)
-    kind.check(otp.entropic())
-    with pytest.raises(otp.ModelError, match="with a network need Drawn and Adam"):
-        kind.check(otp.entropic(network=True))
     with pytest.raises(otp.ModelError, match=r"together need eps = 1; got 0.5"):
         kind.check(otp.entropic(eps=0.5))
-    with pytest.raises(otp.ModelError, match="network is for sequences with hidden numbers; these have none"):
-        kind_of(hmm(), np.ones((3, 9))).check(otp.entropic(network=True))
 
 
 def test_first_steps_may_have_a_mechanism_of_their_own():
@@ -249,81 +230,21 @@ def test_a_model_shows_its_lagged_parents():
     assert "z: Categorical, hidden <- z[-1]" in str(poisson_hmm())
 
 
-def may_help(edges, hidden, mechanisms, network=None):
+def curved(edges, hidden, mechanisms):
     model = otp.Model(otp.Graph(edges, hidden=hidden), mechanisms)
-    return _network_may_help(model.structure, ClosedForm(network=network))
+    seen = {node: torch.ones(1, 2, 1) for node in model.graph.observed}
+    steps = Batch(seen, {node: one.bool() for node, one in seen.items()}, torch.ones(1, 2))
+    return SequenceMap.of(model.structure, SequenceBatch(steps, torch.tensor([2]))).curved
 
 
-def test_a_network_may_help_where_a_hidden_number_meets_something_that_is_not_linear():
+def test_the_map_reads_means_where_a_hidden_number_meets_something_that_is_not_linear():
     chain, numbers = [otp.lag("z", "z"), ("z", "x")], {"z": m.Normal(), "x": m.Normal()}
-    assert not may_help(chain, ["z"], numbers)  # the smoother is exact
-    assert may_help(chain, ["z"], {**numbers, "x": m.Poisson()})
-    assert may_help(chain, ["z"], {**numbers, "z": m.Normal(network=(4,))})
+    assert not curved(chain, ["z"], numbers)  # the smoother is exact
+    assert curved(chain, ["z"], {**numbers, "x": m.Poisson()})
+    assert curved(chain, ["z"], {**numbers, "z": m.Normal(network=(4,))})
     # what has nothing to do with the hidden number does not matter
     beside = [*chain, ("x", "y"), ("y", "n")]
-    assert not may_help(beside, ["z"], {**numbers, "y": m.Normal(), "n": m.Poisson()})
-    # nor where categories are hidden too, or a lag reaches beyond the context; but what is asked for is done
-    switching = [*chain, otp.lag("s", "s"), ("s", "z")]
-    assert not may_help(switching, ["z", "s"], {**numbers, "x": m.Poisson(), "s": m.Categorical(2)})
-    far = [otp.lag("z", "z", by=CONTEXT + 1), ("z", "x")]
-    assert not may_help(far, ["z"], {**numbers, "x": m.Poisson()})
-    assert may_help([otp.lag("z", "z", by=CONTEXT), ("z", "x")], ["z"], {**numbers, "x": m.Poisson()})
-    assert may_help(chain, ["z"], numbers, network=True)
-    assert not may_help(chain, ["z"], {**numbers, "x": m.Poisson()}, network=False)
-
-
-# -- a network that joins ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gain", "error", "network", "joins", "falls"),
-    [(0.5, 0.01, None, True, True), (0.5, 0.4, None, False, False), (0.5, 0.4, True, True, False)],
-)
-@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
-def test_a_network_is_kept_where_it_is_clearly_better_or_asked_for(monkeypatch, gain, error, network, joins, falls):
-    compared = []
-
-    def told(problem, before, after, seed):
-        compared.append((problem, before, after))
-        return gain, error
-
-    monkeypatch.setattr(sequence_data, "NETWORK", Adam(steps=3))
-    counts = np.random.default_rng(0).poisson(3.0, (4, 12))
-    losses, ends = [], []
-    for gained in (told, lambda *_: (0.0, 1.0)):
-        monkeypatch.setattr(sequence_data, "_gain", gained)
-        model = otp.Model(otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Poisson()})
-        result = otp.fit(model, counts, method=otp.entropic(network=network, steps=20), seed=0, restarts=1)
-        losses.append(result.loss)
-        ends.append(result)
-    _, before, after = compared[0]
-    joined, plain = ends
-    assert isinstance(joined.problem, PieceProblem) is joins
-    assert isinstance(plain.problem, PieceProblem) is bool(network)
-    assert losses[1] - losses[0] == pytest.approx(gain if falls else 0.0, abs=1e-6)
-    kept = next(one for one in joined.restarts if one.kept)
-    if joins:
-        torch.testing.assert_close(kept.point, (after if falls else before)[0])
-    assert kept.loss == pytest.approx(losses[0])
-    assert not torch.equal(before, after)
-
-
-def test_a_gain_is_the_mean_difference_on_the_same_draws_with_its_standard_error():
-    class Noisy:
-        def sampled(self, point, streams, progress):
-            assert progress == 1.0
-            noise = torch.randn(1, generator=streams.shared) + torch.randn(1, generator=streams.generators[0])
-            return LossTerms.of(noise, reconstruction=(point * (1 + 0.1 * noise)).sum(-1))
-
-    before, after = torch.tensor([[3.0]]), torch.tensor([[1.0]])
-    gain, error = sequence_data._gain(Noisy(), before, after, 7)
-    drawn = []
-    for number in range(7, 7 + 40):
-        own, shared = (torch.randn(1, generator=torch.Generator().manual_seed(number)) for _ in range(2))
-        drawn.append(2.0 * (1 + 0.1 * float(own + shared)))
-    assert gain == pytest.approx(np.mean(drawn), rel=1e-5)
-    assert error == pytest.approx(np.std(drawn, ddof=1) / np.sqrt(len(drawn)), rel=1e-4)
+    assert not curved(beside, ["z"], {**numbers, "y": m.Normal(), "n": m.Poisson()})
 
 
 def kind_of(model, data):

@@ -130,8 +130,6 @@ def test_too_few_rows_and_other_evaluations_are_refused():
     data = TableData.of(model(), table())
     with pytest.raises(ModelError, match="a table is evaluated by ClosedForm or Drawn; got PaperTopics"):
         data.check(Method("own", Objective(), PaperTopics(), Adam()))
-    with pytest.raises(ModelError, match="network is for sequences with hidden numbers; this is a table"):
-        data.check(otp.entropic(network=False))
     with pytest.raises(ModelError, match="robust='outliers' needs the likelihood; got 'transport'"):
         data.check_robust(otp.transport())
 
@@ -224,10 +222,8 @@ def test_work_is_rows_times_points_or_a_minibatch():
     assert number.work(Method("own", Objective(), PaperTopics(), Adam())) == 70
 
 
-def test_networks_and_robustness_are_refused_where_they_mean_nothing():
+def test_robustness_is_refused_where_it_means_nothing():
     data = TableData.of(model({"u": m.Normal()}), table())
-    with pytest.raises(ModelError, match="network is for sequences with hidden numbers"):
-        data.check(otp.entropic(network=True))
     data.check(otp.entropic())
     data.check_robust(otp.entropic())
     for method in (otp.paper(), otp.transport()):

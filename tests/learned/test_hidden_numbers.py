@@ -11,7 +11,7 @@ from scipy import stats
 import otpdag as otp
 from otpdag.engine.fit import recognise
 from otpdag.engine.optimiser import minimise
-from otpdag.learned.sequence_problems import NumberProblem, given_draws
+from otpdag.learned.sequence_problem import NumberProblem, given_draws
 from otpdag.problem import split_point
 from tests.dynamic_models import kalman, known_state_space, linear_series, switching_model, switching_series
 
@@ -136,9 +136,9 @@ def test_categories_are_read_anew_eight_times_after_a_hundred_steps_each():
     problem, _, start = made(switching_model(), data)
     assert (problem.most_readings, problem.pace.steps, problem.last_loss) == (8, 100, float("inf"))
     first = problem.refine(start)
-    assert first.what == "categories read 1"
+    assert first.what == "map reads 1"
     again = replace(first.problem, last_loss=first.problem.last_loss + 1.0).refine(start)
-    assert (again.what, again.problem.readings) == ("categories read 2", 2)
+    assert (again.what, again.problem.readings) == ("map reads 2", 2)
     assert replace(problem, readings=8).refine(start) is None
     loss = problem.loss(start).total.item()
     assert replace(problem, last_loss=loss + 0.9 * problem.small_fall).refine(start) is None

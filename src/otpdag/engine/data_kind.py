@@ -30,7 +30,7 @@ from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
-from otpdag.learned.sequence_map import BidirectionalMap, SequenceMap
+from otpdag.learned.sequence_map import SequenceMap
 from otpdag.likelihood.partitioned_problem import (
     BLOCKS_FROM,
     FROM_ROWS,
@@ -57,7 +57,7 @@ class Layout:
     shapes: Mapping[str, tuple[int, ...]]
     maps: tuple[AmortizedMap, ...] = ()
     """Learned maps of rows, which a model keeps."""
-    sequence_map: SequenceMap | BidirectionalMap | None = None
+    sequence_map: SequenceMap | AmortizedMap | None = None
     """The learned map of sequences, which serves the fit alone."""
 
     @classmethod
@@ -66,7 +66,7 @@ class Layout:
         structure: Structure,
         phi: Theta | None = None,
         maps: tuple[AmortizedMap, ...] = (),
-        sequence_map: SequenceMap | BidirectionalMap | None = None,
+        sequence_map: SequenceMap | AmortizedMap | None = None,
     ) -> Layout:
         """The model's own parameters, then those of its maps as they start (1, ...)."""
         shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
@@ -331,8 +331,6 @@ class TableData(DataKind):
         """Refuse evaluations of other data."""
         if not isinstance(method.evaluation, ClosedForm | Drawn):
             raise ModelError(f"a table is evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
-        if isinstance(method.evaluation, ClosedForm) and method.evaluation.network is not None:
-            raise ModelError("network is for sequences with hidden numbers; this is a table")
         if isinstance(method.evaluation, Drawn):
             method.evaluation.check_nodes(self.structure)
         in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None

@@ -100,18 +100,17 @@ def current_name(method: object) -> str:
     return method
 
 
-def likelihood(*, sums: SumSizes | None = None, network: bool | None = None, steps: int = 400) -> Method:
+def likelihood(*, sums: SumSizes | None = None, steps: int = 400) -> Method:
     """Maximum likelihood: entropic transport with marginal noise, eps = 1 and no push-forward term.
 
     Args:
         sums: Sizes of the sums over what is unknown.
-        network: Of sequences with hidden numbers: whether a network joins the smoother (by default, where it helps).
         steps: Most steps.
 
     >>> likelihood().objective == entropic().objective, likelihood().name
     (True, 'likelihood')
     """
-    return replace(entropic(sums=sums, network=network, steps=steps), name="likelihood")
+    return replace(entropic(sums=sums, steps=steps), name="likelihood")
 
 
 def entropic(
@@ -121,7 +120,6 @@ def entropic(
     divergence: AbstractDivergence | None = None,
     reference: Literal["model", "uniform"] = "model",
     sums: SumSizes | None = None,
-    network: bool | None = None,
     steps: int = 400,
 ) -> Method:
     """Entropic transport with marginal noise: a bridge that at eps = 1 and eta = 0 is :func:`likelihood`.
@@ -132,11 +130,10 @@ def entropic(
         divergence: What compares the two; the energy distance if left out.
         reference: ``"model"``, or ``"uniform"`` where the weights of hidden categories are given and may be wrong.
         sums: Sizes of the sums over what is unknown.
-        network: Of sequences with hidden numbers: whether a network joins the smoother (by default, where it helps).
         steps: Most steps.
     """
     push = PushForward(eta, divergence or Energy()) if eta else None
-    closed = ClosedForm(reference=reference, sums=sums or SumSizes(), network=network)
+    closed = ClosedForm(reference=reference, sums=sums or SumSizes())
     return Method("entropic", Objective(eps=eps, push_forward=push), closed, Deterministic(steps=steps))
 
 

@@ -13,27 +13,25 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.answers.notes import notes_on_scales
+from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
-from otpdag.engine.adam import Adam
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, likelihood, transport
-from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
+from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
 from otpdag.errors import DataError, ModelError
 from otpdag.learned.algorithm import Drawn
-from otpdag.learned.sequence_map import BidirectionalMap, SequenceMap
-from otpdag.learned.sequence_problems import PieceProblem, number_problem, piece_problem
-from otpdag.learned.sequence_steps import CONTEXT, check_context
+from otpdag.learned.sampled import DrawnSteps
+from otpdag.learned.sequence_map import SequenceMap
+from otpdag.learned.sequence_problem import number_problem
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.starts import complete_steps, step_weights
 from otpdag.likelihood.unrolled import unknown_numbers, window_problem
 from otpdag.matching.windows import check_windows, transport_windows
-from otpdag.mechanisms.base import is_linear
 from otpdag.model import Model
-from otpdag.noise import Streams
 from otpdag.problem import Problem, RowObjective
 from otpdag.settings import ClosedForm
-from otpdag.structure import Structure, pack, unpack
+from otpdag.structure import Structure
 
 CHAIN = SearchSchedule(
     short_rows=2_500,
@@ -55,9 +53,6 @@ two near distributions the log-ratio of a step has a variance of about twice its
 errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen. Of ten
 million steps a part of a 32nd spared one of five or six passes over everything in two of three data sets, for a seventh
 of one."""
-
-NETWORK = Adam(steps=400, learning_rate=0.01)
-"""How a network is trained when it joins the smoother."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +130,10 @@ class SequenceData(DataKind):
                 "are free"
             )
         if self.structure.hidden_numbers:
-            _check_numbers(self.structure, method, method.evaluation)
-        elif method.evaluation.network is not None:
-            raise ModelError("network is for sequences with hidden numbers; these have none")
+            _check_no_counts(self.structure)
+            eps = objective.at(1.0).eps
+            if self.structure.hidden_categories and eps != 1:
+                raise ModelError(f"hidden categories and numbers together need eps = 1; got {eps}")
 
     def check_robust(self, method: Method) -> None:
         """Whole sequences are left out, by their likelihood."""
@@ -182,19 +178,22 @@ class SequenceData(DataKind):
         """Sequences with hidden numbers are cut where they are long."""
         return self.batch.cut(self.longest_piece) if self.structure.hidden_numbers else self.batch
 
-    def _map(self, structure: Structure, method: Method) -> SequenceMap | BidirectionalMap | None:
+    def _map(self, structure: Structure, method: Method) -> SequenceMap | AmortizedMap | None:
         """The map that a method learns: none where the closed form serves."""
         if isinstance(method.evaluation, Drawn):
-            return _bidirectional(structure, self.batch, method.evaluation)
+            backward, *others = method.evaluation.maps(structure, self.batch.steps) or (None,)
+            if backward is None or others:
+                raise ModelError("steps of sequences are drawn by one map: backward must build one, for all of a step")
+            return replace(backward, targets=tuple(node for node in backward.targets if node in structure.graph.hidden))
         if not structure.hidden_numbers or method.objective.direct is not None:
             return None
-        return SequenceMap.of(structure, self.batch, reads_states=True)
+        return SequenceMap.of(structure, self.batch)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
-        """A chain of states, windows, draws of hidden numbers, or pieces for Adam."""
+        """A chain of states, windows, draws of hidden numbers, or steps for Adam."""
         structure, shapes, objective = layout.structure, layout.shapes, method.objective
-        if isinstance(method.evaluation, Drawn) and isinstance(layout.sequence_map, BidirectionalMap):
-            return piece_problem(structure, layout.sequence_map, self.batch, shapes, objective, method.evaluation)
+        if isinstance(method.evaluation, Drawn) and isinstance(layout.sequence_map, AmortizedMap):
+            return DrawnSteps(structure, self.batch, layout.sequence_map, shapes, objective, method.evaluation)
         if objective.direct is not None:
             return transport_windows(structure, self.batch, shapes, objective.direct, seed)
         eps = objective.at(1.0).eps
@@ -230,17 +229,6 @@ class SequenceData(DataKind):
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def concluded(
-        self, layout: Layout, ended: SearchResult, method: Method, searcher: Searcher
-    ) -> tuple[Layout, SearchResult]:
-        """A network may join the smoother of hidden numbers."""
-        stopped = searcher.monitor.stopped or bool(ended.failed[0])
-        if stopped or not isinstance(method.evaluation, ClosedForm) or not isinstance(layout.sequence_map, SequenceMap):
-            return layout, ended
-        if not _network_may_help(self.structure, method.evaluation):
-            return layout, ended
-        return _with_network(layout, ended, self.batch, method, searcher)
-
     def columns(self) -> tuple[Schema, dict[str, float]]:
         """As they were read."""
         return self.schema, {}
@@ -268,31 +256,14 @@ def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool
 
 
 def _check_drawn(structure: Structure, method: Method, drawn: Drawn) -> None:
-    """Refuse what pieces of sequences are not fitted by."""
-    check_context(structure)
+    """Refuse what steps of sequences are not fitted by."""
     _check_no_counts(structure)
     if drawn.scope == "local":
-        raise ModelError("sequences are drawn as a whole: scope must be 'joint'; got 'local'")
-    if drawn.backward is not None or drawn.hidden_layers is not None or drawn.extra_masking:
-        raise ModelError(
-            "sequences are drawn by a map of their own: leave backward, hidden_layers and extra_masking out"
-        )
+        raise ModelError("a step of a sequence is drawn as a whole: scope must be 'joint'; got 'local'")
     drawn.check_nodes(structure)
     eps = method.objective.at(1.0).eps
     if drawn.noise == "marginal" and (not eps or method.objective.push_forward) and structure.graph.hidden:
         raise ModelError("with noise='marginal', sequences need eps above 0 and no push-forward term")
-
-
-def _check_numbers(structure: Structure, method: Method, closed: ClosedForm) -> None:
-    """Refuse what sequences with hidden numbers are not fitted by."""
-    _check_no_counts(structure)
-    eps = method.objective.at(1.0).eps
-    if structure.hidden_categories and eps != 1:
-        raise ModelError(f"hidden categories and numbers together need eps = 1; got {eps}")
-    if structure.hidden_categories and closed.network:
-        raise ModelError("hidden categories and numbers with a network need Drawn and Adam")
-    if closed.network:
-        check_context(structure)
 
 
 def _check_no_counts(structure: Structure) -> None:
@@ -301,77 +272,12 @@ def _check_no_counts(structure: Structure) -> None:
         raise ModelError("hidden counts are not fitted in sequences; take a hidden number or category")
 
 
-# -- maps -------------------------------------------------------------------------------------------------------------
-
-
-def _bidirectional(structure: Structure, batch: SequenceBatch, drawn: Drawn) -> BidirectionalMap:
-    """The map that Adam learns; categories beside numbers need none where noise is integrated out."""
-    both = BidirectionalMap.of(structure, batch)
-    summed = drawn.noise == "marginal" and bool(both.smoother.targets)
-    return replace(both, categories=()) if summed else both
-
-
 def _map_start(
-    backward: SequenceMap | BidirectionalMap, few: SequenceBatch, completed: dict[str, Tensor], seed: int
+    backward: SequenceMap | AmortizedMap, few: SequenceBatch, completed: dict[str, Tensor], seed: int
 ) -> dict[str, Tensor]:
     """Parameters (1, ...) of a map from completed steps."""
-    if isinstance(backward, BidirectionalMap):
-        return backward.start(few, completed, torch.Generator().manual_seed(seed))
-    return backward.start(few, completed)
-
-
-def _network_may_help(structure: Structure, closed: ClosedForm) -> bool:
-    """Not where it is unwanted, and not in linear Gaussian models, whose smoother is exact."""
-    if closed.network is not None:
-        return closed.network
-    if structure.hidden_categories or max(edge.by for edge in structure.graph.lags) > CONTEXT:
-        return False
-    numbers = structure.hidden_numbers
-    touched = [
-        mechanism
-        for name, mechanism in structure.mechanisms.items()
-        if structure.base(name) in numbers or any(structure.base(p) in numbers for p, _ in mechanism.family.parents)
-    ]
-    return not all(is_linear(mechanism) for mechanism in touched)
-
-
-def _with_network(
-    layout: Layout, ended: SearchResult, batch: SequenceBatch, method: Method, searcher: Searcher, clearly: float = 2.0
-) -> tuple[Layout, SearchResult]:
-    """Let a network join the smoother, train both and the model on, and keep the better of before and after.
-
-    The network's last layer starts at zero, so that both are points of one problem, compared on the same batches. It is
-    ``clearly`` better by so many standard errors (decision 0013).
-    """
-    structure, seed = layout.structure, searcher.seed
-    drawn = Drawn(noise="marginal", batch_size=800)
-    backward = _bidirectional(structure, batch, drawn)
-    parameters = unpack(ended.point, layout.shapes) | backward.init(torch.Generator().manual_seed(seed))
-    shapes = {key: tuple(value.shape[1:]) for key, value in parameters.items()}
-    joined = Layout(structure, shapes, sequence_map=backward)
-    problem = piece_problem(structure, backward, batch, shapes, method.objective, drawn)
-    before = pack(parameters)
-    after = search(
-        problem, before, SearchSchedule(moves=0), replace(searcher, optimiser=NETWORK, last_run="network joins")
-    )
-    gain, error = _gain(problem, before, after.point, seed)
-    better = gain > clearly * error and not bool(after.failed[0])
-    if not better and not (isinstance(method.evaluation, ClosedForm) and method.evaluation.network):
-        return layout, ended
-    point, loss = (after.point, ended.loss - gain) if better else (before, ended.loss)
-    restarts = tuple(replace(one, loss=float(loss), point=point[0]) if one.kept else one for one in ended.restarts)
-    return joined, replace(ended, problem=problem, point=point, loss=loss, restarts=restarts)
-
-
-def _gain(problem: PieceProblem, before: Tensor, after: Tensor, seed: int, batches: int = 40) -> tuple[float, float]:
-    """By how much the loss of ``after`` is lower on the same pieces and noise, and the standard error of that."""
-    gaps = []
-    with torch.no_grad():
-        for number in range(seed, seed + batches):
-            losses = [
-                float(problem.sampled(point, Streams([number], shared=number), 1.0).total[0])
-                for point in (before, after)
-            ]
-            gaps.append(losses[0] - losses[1])
-    drawn = torch.tensor(gaps, dtype=torch.float64)
-    return float(drawn.mean()), float(drawn.std() / batches**0.5)
+    if isinstance(backward, SequenceMap):
+        return backward.start(few, completed)
+    phi = backward.init(1, torch.Generator().manual_seed(seed))
+    backward.start_from(phi, 0, few.steps, completed)
+    return phi

@@ -44,10 +44,8 @@ class Drawn:
         temperature: Of relaxed categories, a number or a schedule.
         straight_through: Draw hard categories with soft gradients.
         extra_masking: Chance that a seen cell is hidden from the backward map during training.
-        hidden_layers: Of the backward map of a table; one of 32, wider than the tables of the paper have columns, if
-            left out. Sequences have a map of their own.
-        batch_size: Rows in a step.
-        compared: Of sequences: most steps of a family that the push-forward term compares, in each step.
+        hidden_layers: Of the backward map; one of 32, wider than the tables of the paper have columns, if left out.
+        batch_size: Rows, or steps of sequences, in a step.
         costs: Ground costs of nodes that shall not have their type's default, objects or functions of two values in
             the column's own units; with noise that is not integrated out.
         backward: Builds your own backward maps, in place of the amortised ones.
@@ -60,7 +58,6 @@ class Drawn:
     extra_masking: float = 0.0
     hidden_layers: tuple[int, ...] | None = None
     batch_size: int = 256
-    compared: int = 256
     costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)
     backward: MapFactory | None = None
 

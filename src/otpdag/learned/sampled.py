@@ -1,4 +1,4 @@
-"""Rows of a table by Algorithm 1, and by its abducted and entropic relatives.
+"""Rows of a table, or steps of sequences, by Algorithm 1 and by its abducted and entropic relatives.
 
 Hidden and missing values are drawn from the map. Observed nodes are rebuilt from them with noise that is sampled from
 its prior, abducted (then the rebuilding is exact and the noise joins the divergence), or integrated out.
@@ -22,20 +22,17 @@ from torch import Tensor
 from otpdag.backward import AmortizedMap
 from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch, random_part
+from otpdag.data.sequences import SequenceBatch
 from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
-from otpdag.learned.sequence_map import BidirectionalMap
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.base import Noise, Params, Parents, abducted, can_abduct, relaxed, relaxed_noise
+from otpdag.mechanisms.base import Noise, Parents, abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
 from otpdag.numerics import side_by_side
 from otpdag.problem import LossTerms, WrappedProblem
 from otpdag.settings import Objective
-from otpdag.structure import Naturals, Structure, Theta
+from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 Values = Mapping[str, Tensor]
-
-DrawnBy = AmortizedMap | BidirectionalMap
-"""The maps that make draws, of rows or of sequences."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +48,18 @@ class Draw:
         streams: Where further noise comes from.
         moment: Settings.
         made: The model's own draws, for maps that see one child only.
+        log_q: Log-densities of draws (R, n), or log-probabilities of categories (R, n, K), under the map.
     """
 
     structure: Structure
-    backward: DrawnBy
+    backward: AmortizedMap
     naturals: Naturals
     batch: Batch
     values: Values
     streams: Streams
     moment: Moment
     made: Values = field(default_factory=dict)
+    log_q: Values = field(default_factory=dict)
 
     def parents(self, node: str) -> Parents:
         """The values of a node's parents."""
@@ -104,52 +103,118 @@ class DrawnRows(Algorithm1):
             draw = Draw(self.structure, backward, naturals, batch, batch.values, streams, moment)
             if self.drawn.scope == "local":
                 draw = replace(draw, made=_ancestral(draw, self.maps))
-            draw, kl = _drawn_backward(draw, backward, phi)
+            draw = _drawn_backward(draw, phi)
             cost, noises = rebuild(draw)
-            yield Step((share * cost).sum(-1), _families(draw, noises, share), (share * kl).sum(-1))
+            yield Step((share * cost).sum(-1), _families(draw, noises, share), (share * _kl(draw)).sum(-1))
+
+
+@dataclass(frozen=True)
+class DrawnSteps(Algorithm1):
+    r"""Steps of sequences, whose hidden values a learned map draws from their own cells (Appendix C.2).
+
+    The model makes a step from what was drawn of those before it, so that the transition is held to draws of
+    neighbouring steps. Draws are those of tables, with earlier values as further columns.
+    """
+
+    structure: Structure
+    batch: SequenceBatch
+    backward: AmortizedMap
+    shapes: Mapping[str, tuple[int, ...]]
+    objective: Objective
+    drawn: Drawn
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
+        """The same steps for all replicas: how many of them are first ones must not differ between them."""
+        structure, moment = self.structure, Moment.of(self.objective, self.drawn, progress)
+        rows = torch.randint(self.rows, (min(self.drawn.batch_size, self.rows),), generator=streams.shared)
+        times, lags = self.batch.times[rows], structure.graph.lags
+        before = {by: rows - times.clamp(max=by) for by in sorted({0, *(edge.by for edge in lags)})}
+        drawn = {by: self._drawn(earlier, theta, phi, streams, moment) for by, earlier in before.items()}
+        now = drawn[0]
+        values, mask = dict(now.values), dict(now.batch.mask)
+        for edge in lags:
+            name, earlier = lag_name(edge.parent, edge.by), drawn[edge.by]
+            values[name] = earlier.values[edge.parent]
+            if edge.parent in mask:
+                mask[name] = earlier.batch.mask[edge.parent]
+        made = {name: structure.makes(name, times).unsqueeze(0) for name in structure.mechanisms}
+        for name in made:
+            for parent in structure.parents(name, values):
+                made[name] = made[name] & mask[parent].all(-1) if parent in mask else made[name]
+        seen = {node: mask[node] & made[node].unsqueeze(-1) for node in now.batch.mask}
+        draw = replace(now, values=values, batch=replace(now.batch, mask=seen))
+        cost, noises = rebuild(draw)
+        yield Step(cost.mean(-1), self._families(draw, made, noises), _kl(draw, made).mean(-1))
+
+    def _drawn(self, rows: Tensor, theta: Theta, phi: Theta, streams: Streams, moment: Moment) -> Draw:
+        batch, naturals = self.batch.steps.take(rows), self.structure.naturals(theta)
+        draw = Draw(self.structure, self.backward, naturals, batch, batch.values, streams, moment)
+        return _drawn_backward(draw, phi)
+
+    def _families(self, draw: Draw, made: Values, noises: Values) -> Iterator[Family]:
+        """Families of nodes and of their first steps, by the shares of steps that they make."""
+        for name in (*_owners(draw), *noises):
+            rows = made[name][0].nonzero()[:, 0]
+            if len(rows) < 2:
+                continue
+            values = {node: value[:, rows] for node, value in draw.values.items()}
+            here = replace(draw, batch=draw.batch.take(rows), values=values | {name: values[self.structure.base(name)]})
+            own = {node: noise[:, rows] for node, noise in noises.items()}
+            pushed, forward = noise_family(here, name, own) if name in noises else family(here, name, own)
+            if pushed:
+                yield Family(side_by_side(pushed), side_by_side(forward), share=len(rows) / len(made[name][0]))
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
 
 
-def _drawn_backward(draw: Draw, backward: AmortizedMap, phi: Theta) -> tuple[Draw, Tensor]:
-    """Fill in what is unknown; also log q - log p of the draws, row by row.
-
-    Parents that a local map does not draw itself are taken from the model's own draws.
-    """
-    batch, streams, moment = draw.batch, draw.streams, draw.moment
+def _drawn_backward(draw: Draw, phi: Theta) -> Draw:
+    """Fill in what is unknown, and keep the map's log-density of it."""
+    batch, streams, moment, backward = draw.batch, draw.streams, draw.moment, draw.backward
     row = backward.code(batch.values, _extra_mask(batch, streams, moment.drawn.extra_masking))
-    values: dict[str, Tensor] = dict(batch.values)
-    kl = torch.zeros(1, 1).to(row)
+    values, log_q = dict(batch.values), dict[str, Tensor]()
     for node in backward.targets:
         mechanism = draw.structure.mechanisms[node]
         unknown = ~batch.mask[node] if node in batch.mask else None
         if mechanism.space.is_discrete:
             noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
             hard = moment.drawn.straight_through
-            drawn, log_q = backward.relaxed(phi, node, row, values, noise, moment.temperature, hard=hard)
+            drawn, log_q[node] = backward.relaxed(phi, node, row, values, noise, moment.temperature, hard=hard)
         else:
             noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
             number = backward.draw(phi, node, row, values, noise)
-            drawn, log_q = number.value, number.log_prob if unknown is None else number.log_prob_of(unknown)
-        if unknown is not None:
-            drawn = torch.where(unknown, drawn, batch.values[node])
-        if moment.with_kl:
-            parents = draw.structure.parents(node, {**draw.made, **values})
-            kl = kl + _kl(mechanism, draw.naturals[node], drawn, log_q, parents, unknown)
-        values[node] = drawn
-    return replace(draw, values=values), kl
+            drawn, log_q[node] = number.value, number.log_prob if unknown is None else number.log_prob_of(unknown)
+        values[node] = drawn if unknown is None else torch.where(unknown, drawn, batch.values[node])
+    return replace(draw, values=values, log_q=log_q)
 
 
-def _kl(
-    mechanism: Mechanism, params: Params, drawn: Tensor, log_q: Tensor, parents: Parents, unknown: Tensor | None
-) -> Tensor:
-    """The entropic term of one node, over its cells that are unknown."""
-    if not mechanism.space.is_discrete:
-        return log_q - mechanism.log_prob(params, drawn, parents, unknown)
-    log_p = mechanism.log_probs(params, parents, log_q)
-    expected = (torch.exp(log_q) * (log_q - log_p)).sum(-1)
-    return expected if unknown is None else torch.where(unknown[..., 0], expected, 0.0)
+def _owners(draw: Draw) -> list[str]:
+    """Names of the mechanisms that make what was drawn."""
+    return [name for name in draw.structure.mechanisms if draw.structure.base(name) in draw.log_q]
+
+
+def _kl(draw: Draw, made: Values | None = None) -> Tensor:
+    """Log q - log p of what was drawn, row by row (R, n); of sequences, where a mechanism ``made`` it (1, n).
+
+    Parents that a local map does not draw itself are taken from the model's own draws.
+    """
+    total = torch.zeros(1, 1).to(draw.batch.weight)
+    for name in _owners(draw) if draw.moment.with_kl else ():
+        node, mechanism, params = draw.structure.base(name), draw.structure.mechanisms[name], draw.naturals[name]
+        unknown = ~draw.batch.mask[node] if node in draw.batch.mask else None
+        parents, log_q = draw.structure.parents(name, {**draw.made, **draw.values}), draw.log_q[node]
+        if mechanism.space.is_discrete:
+            kl = (torch.exp(log_q) * (log_q - mechanism.log_probs(params, parents, log_q))).sum(-1)
+            kl = kl if unknown is None else torch.where(unknown[..., 0], kl, 0.0)
+        else:
+            kl = log_q - mechanism.log_prob(params, draw.values[node], parents, unknown)
+        total = total + (kl if made is None else torch.where(made[name], kl, 0.0))
+    return total
 
 
 def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, Tensor]:

@@ -215,9 +215,7 @@ def step_weights(structure: Structure, batch: SequenceBatch) -> dict[str, Tensor
     """One for the steps that a mechanism makes, zero for first steps (or, of ``z[0]``, for all others): (M,)."""
     weights = {}
     for name in structure.mechanisms:
-        base = structure.base(name)
-        lag = structure.longest_lag(base)
-        made = batch.times >= lag if name == base else batch.times < lag
+        base, made = structure.base(name), structure.makes(name, batch.times)
         if base in batch.steps.mask:
             made = made & batch.steps.mask[base][0].all(-1)
         weights[name] = made.to(batch.steps.weight)
