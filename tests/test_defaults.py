@@ -55,7 +55,6 @@ DEFAULTS = {
         "straight_through": False,
         "extra_masking": 0.0,
         "batch_size": 256,
-        "compared": 256,
     },
     "objective.Objective": {"reconstruction": 1.0, "eps": 0.0},
     "objective.PushForward": {"eta": 1.0},
