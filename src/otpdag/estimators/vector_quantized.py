@@ -224,19 +224,13 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         _ = self._fitted
         return np.asarray(self._codes(self._latents(self._rows(X))).numpy(), dtype=np.int64)
 
-    def transform(self, X: ArrayLike | Tensor) -> Codes:
-        """The same as :meth:`encode`."""
-        return self.encode(X)
-
     def decode(self, codes: ArrayLike) -> Floats:
         """Images of codes (n, positions), in the layout and range of the images that were fitted."""
         _ = self._fitted
         held = torch.from_numpy(checked_codes(codes, self.n_codes, self.n_positions_))
         return self.format_.pictures(self._decoded(self._codewords(held)))
 
-    def inverse_transform(self, codes: ArrayLike) -> Floats:
-        """The same as :meth:`decode`."""
-        return self.decode(codes)
+    transform, inverse_transform = encode, decode
 
     def reconstruct(self, X: ArrayLike | Tensor) -> Floats:
         """Encode and decode."""
