@@ -147,7 +147,7 @@ def test_sequences_have_the_errors_of_their_chain():
 def test_other_methods_and_bad_arguments():
     table = regression_table(60)[["a", "y"]]
     result = otp.fit(otp.Model(otp.Graph([("a", "y")]), {"a": m.Normal(), "y": m.Normal()}), table)
-    with pytest.raises(ModelError, match="errors must be 'information', 'sandwich' or 'bootstrap'; got 'magic'"):
+    with pytest.raises(ModelError, match=r"errors must be one of 'information', 'sandwich', .*; got 'magic'"):
         result.summary(errors="magic")
     with pytest.warns(otp.ConvergenceWarning):
         transported = otp.fit(result.model, table, method="transport", steps=5)

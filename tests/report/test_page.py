@@ -12,6 +12,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.cli.fit_command import write_run
 from otpdag.errors import DataError, ModelError
 from otpdag.report import Run, read_run, report_page
 from tests.browser import CHROMIUM, Page
@@ -124,7 +125,41 @@ def test_ends_of_intervals_stand_beside_the_estimates(run, table):
     bounds = pd.DataFrame(rows, columns=["node", "parameter", "index", "lower", "upper"])
     with_ends = report_page(Run(run.model, run.summary, run.history, run.restarts, bounds))
     assert all(end in with_ends for end in ("1.2345", "2.3456", "7.4321", "8.8765"))
-    assert '<th class="number">upper</th>' in with_ends
+    assert '<th class="number">90% from</th><th class="number">to</th>' in with_ends
+    assert "Intervals of 90% come from fits to resampled rows" in with_ends
+
+
+def test_a_sorted_table_is_not_judged_by_its_first_rows():
+    x = np.sort(np.random.default_rng(5).normal(size=12_000))
+    frame = pd.DataFrame({"x": x, "y": 2 * x + np.random.default_rng(6).normal(size=12_000)})
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    otp.fit(model, frame)
+    words = " ".join(read(report_page(Run(model), frame)).words)
+    assert "must have had in 5,000 of 12,000 rows, drawn at random" in words
+    assert "No node's noise differs from what its mechanism assumes by more than chance" in words
+    first = model.check(frame.head(5_000))
+    assert first["excess"].max() > 10  # which the first rows would have accused
+
+
+def test_what_is_not_known_is_said(tmp_path):
+    frame = pd.DataFrame({"x": np.random.default_rng(5).normal(size=60)})
+    with pytest.warns(otp.ConvergenceWarning):
+        result = otp.fit(otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}), frame, method=otp.paper(steps=30))
+    write_run(result, tmp_path / "run")
+    words = " ".join(read(report_page(read_run(tmp_path / "run"), frame)).words)
+    assert "no standard errors: standard errors need a deterministic method" in words
+    assert "There are no standard errors and no intervals" in words
+    assert "log-likelihood" in words  # which needs no errors
+    assert "95%" not in words
+
+
+def test_standard_errors_come_with_their_level(tmp_path):
+    frame = pd.DataFrame({"x": np.random.default_rng(5).normal(size=60)})
+    result = otp.fit(otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()}), frame)
+    write_run(result, tmp_path / "run")
+    page = report_page(read_run(tmp_path / "run"), frame)
+    assert '<th class="number">95% from</th><th class="number">to</th>' in page
+    assert "all 60 rows" in page
 
 
 def test_names_are_text_whatever_they_say(tmp_path):

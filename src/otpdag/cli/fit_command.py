@@ -16,6 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -323,6 +324,8 @@ def write_run(
             text = table.to_csv(index=name == "intervals.csv", lineterminator="\n")
             write_bytes(staged / name, text.encode("utf-8"))
         summary = {**_summary(result, errors), **(source or {})}
+        if bounds is not None:
+            summary["interval_level"] = bounds.attrs["level"]
         for name, content in (("params.json", result.model.params()), ("summary.json", summary)):
             write_bytes(staged / name, c.json_text(content).encode("utf-8"))
         for name, figure in _figures(result).items():
@@ -344,7 +347,7 @@ def _tables(result: FitResult, bounds: pd.DataFrame | None, errors: Summary | No
         "restarts.csv": DataFrame(starts, columns=["number", "seed", "short_loss", "loss", "kept"]),
         "weights.csv": None if weights is None else DataFrame({"row": range(len(weights)), "weight": weights.round(6)}),
         "intervals.csv": bounds,
-        "errors.csv": None if errors is None else errors.table,
+        "errors.csv": errors.table if errors is not None and errors.table["std_error"].notna().any() else None,
     }
     return {name: table for name, table in tables.items() if table is not None}
 
@@ -367,18 +370,20 @@ def _png(figure: Figure) -> bytes:
 
 
 def _standard_errors(result: FitResult, most_work: float = 2e7) -> Summary | None:
-    """The summary with its standard errors; None where there are none, or they would take longer than a fit should.
+    """The summary with its standard errors, without them where they would take longer than a fit should; it says so.
 
-    The work is rows times points times parameters: ``most_work`` is some ten seconds of it.
+    The work is rows times points times parameters: ``most_work`` is some ten seconds of it. There is none of a fit that
+    failed.
     """
     problem = result.problem
     if problem is None or result.status.failed:
         return None
     size = sum(math.prod(shape) for shape in problem.shapes.values())
-    if problem.rows * problem.pace.points_per_row * size > most_work:
-        return None
-    summary = result.summary()
-    return summary if summary.table["std_error"].notna().any() else None
+    if problem.rows * problem.pace.points_per_row * size <= most_work:
+        return result.summary()
+    summary = result.summary(errors="none")
+    why = "no standard errors: they would take long; `otpdag summary` computes them, `--intervals` resamples rows"
+    return replace(summary, warnings=(*summary.warnings, why))
 
 
 def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
@@ -402,6 +407,7 @@ def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
         "seed": result.seed,
         "seconds": round(result.seconds, 3),
         "hidden": list(result.model.graph.hidden),
+        "level": None if errors is None else errors.level,
         "notes": [note for note in (result.notes if errors is None else errors.warnings) if note != str(status)],
         **{name: value for name, value in facts.items() if value is not None},
     }

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import ConvergenceWarning, ModelError, check_level
+from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_level
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, split_theta, units_of
 from otpdag.tables import estimates
@@ -155,7 +155,8 @@ class FitResult:
 
         Returns:
             A table indexed by node, parameter and index, with estimate, lower and upper end, standard error, and what
-            the index means (``at``); its ``attrs["stuck"]`` says how many draws did not settle.
+            the index means (``at``); its ``attrs["stuck"]`` says how many draws did not settle, ``attrs["level"]`` what
+            the level was.
         """
         table = self._intervals(draws, level, seed, jobs)
         if table.attrs["stuck"]:
@@ -190,7 +191,7 @@ class FitResult:
         check_level(level)
         problem, points, settled = self._resampled("intervals need", draws, seed, jobs)
         table = _summarise(problem, point_of(self.model.fitted, problem.shapes), points, level)
-        table.attrs["stuck"] = int((~settled).sum())
+        table.attrs |= {"stuck": int((~settled).sum()), "level": level}
         named = estimates(self.model)
         names = named.loc[~named["fixed"], "at"]
         if len(names) == len(table):
@@ -213,7 +214,7 @@ class FitResult:
         return self.summary(level=level, errors=errors).table
 
     def summary(
-        self, *, level: float = 0.95, errors: Errors = "information", draws: int = 200, seed: int = 0
+        self, *, level: float = 0.95, errors: Errors | Literal["none"] = "information", draws: int = 200, seed: int = 0
     ) -> Summary:
         """Parameters with standard errors and intervals, likelihood, AIC, BIC, rows, gaps and warnings.
 
@@ -222,12 +223,11 @@ class FitResult:
         Args:
             level: Nominal coverage of the intervals.
             errors: Where standard errors come from: ``"information"`` (the observed information), ``"sandwich"``
-                (also valid where the model is wrong) or ``"bootstrap"``.
+                (also valid where the model is wrong) or ``"bootstrap"``; ``"none"`` leaves them out.
             draws: Draws of the bootstrap.
             seed: Determines them.
         """
-        if errors not in ("information", "sandwich", "bootstrap"):
-            raise ModelError(f"errors must be 'information', 'sandwich' or 'bootstrap'; got {errors!r}")
+        check_choice("errors", errors, (*get_args(Errors), "none"))
         check_level(level)
         notes = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
         facts: dict[str, str | int | float] = {
@@ -236,15 +236,25 @@ class FitResult:
             "rows": self.rows_used,
         }
         facts |= data_facts(self.model.fitted, self.problem)
+        if "log-likelihood" not in facts:
+            notes.append(f"no likelihood, AIC and BIC: {self._without_likelihood()}")
         if errors == "bootstrap":
             table, said = self._bootstrapped(level, draws, seed)
             kind = f"bootstrap, {draws} draws"
+        elif errors == "none":
+            table, said, kind = without_errors(self.model.fitted), [], "none"
         else:
             table, said, kind = self._by_curvature(level, errors)
         moments = implied_moments(self.model.fitted)
         if moments is not None:
             table["standardised"] = standardised(self.model.fitted, table, moments)
         return summarise({**facts, "errors": kind}, table, level, [*notes, *said], self.fit_indices())
+
+    def _without_likelihood(self) -> str:
+        """Why the rows of this fit have none."""
+        mechanisms = self.model.structure.mechanisms.items()
+        bare = [node for node, one in mechanisms if not (one.has_density or one.is_given)]
+        return f"no density of {', '.join(bare)} is known" if bare else "the fit keeps no rows of a table"
 
     def fit_indices(self) -> FitIndices | None:
         """Chi-square, CFI, TLI and RMSEA of a linear normal model; None of any other, or where nothing is tested."""

@@ -237,11 +237,18 @@ def _told(run: Run) -> pd.DataFrame:
     told = table[["node", "parameter", "at"]].astype(str).assign(estimate=table["value"].map(number) + fixed)
     if errors is not None:
         told["std error"] = errors["std_error"].map(number)
+    ends = None if errors is None else errors[["lower", "upper"]]
     if run.intervals is not None and {"node", "parameter", "lower", "upper"} <= set(run.intervals.columns):
-        told[["lower", "upper"]] = pd.DataFrame(interval_ends(table, run.intervals)).map(number).to_numpy()
-    elif errors is not None:
-        told[["lower", "upper"]] = errors[["lower", "upper"]].map(number)
+        ends = pd.DataFrame(interval_ends(table, run.intervals))
+    if ends is not None:
+        told[[f"{_level(run):.0%} from", "to"]] = ends.map(number).to_numpy()
     return told if errors is None else told.assign(note=errors["note"])
+
+
+def _level(run: Run) -> float:
+    """Of the intervals that are shown."""
+    known = run.summary.get("level" if run.intervals is None else "interval_level")
+    return float(known) if known else 0.95 if run.intervals is None else 0.9
 
 
 def _estimates(told: pd.DataFrame) -> str:
@@ -252,17 +259,17 @@ def _estimates(told: pd.DataFrame) -> str:
     said = owners == owners.shift()
     shown = told.assign(node=owners["node"].mask(said["node"], ""))
     shown["parameter"] = owners["parameter"].mask(said.all(axis=1), "")
-    return html_table(shown, ("estimate", "std error", "lower", "upper"))
+    return html_table(shown, [str(name) for name in shown.columns.difference(["node", "parameter", "at", "note"])])
 
 
 def _about_errors(run: Run) -> str:
-    """What the intervals are."""
+    """What the intervals are; where there are none, why the head of the page says."""
     if run.intervals is not None:
-        return soft("Lower and upper are the ends of bootstrap intervals.")
+        return soft(f"Intervals of {_level(run):.0%} come from fits to resampled rows.")
     if run.errors is None:
-        return ""
+        return soft("There are no standard errors and no intervals: `otpdag fit --intervals 200` resamples rows.")
     return soft(
-        "Standard errors come from the curvature of the likelihood; lower and upper are the ends of 95 % intervals. "
+        f"Standard errors come from the curvature of the likelihood, and intervals of {_level(run):.0%} from them. "
         "They hold where the model is right and rows are many."
     )
 

@@ -87,6 +87,13 @@ def chart(figure: Figure, label: str) -> str:
     return f'<div class="chart" role="img" aria-label="{text(label)}">{picture}</div>'
 
 
+def some_rows(table: pd.DataFrame, most: int, seed: int) -> tuple[pd.DataFrame, str]:
+    """So many rows at most, drawn at random in their order, and words about them: the first may be of one kind."""
+    if len(table) <= most:
+        return table, f"all {len(table):,} rows"
+    return table.sample(most, random_state=seed).sort_index(), f"{most:,} of {len(table):,} rows, drawn at random"
+
+
 @dataclass(frozen=True)
 class Steps:
     """A table whose rows are steps in their order.
@@ -127,7 +134,7 @@ def data_and_model(model: Model, table: pd.DataFrame, steps: Steps | None, seed:
     Of sequences also the first one over the central 90 % of what ``paths`` sequences of the model have at each step.
     """
     given = bool(model.structure.given)
-    shown = table.head(MADE_ROWS) if steps is None else steps.table
+    shown, which = some_rows(table, MADE_ROWS, seed) if steps is None else (steps.table, "")
     if steps is None:
         made = model.sample(len(shown) if given else MADE_ROWS, seed=seed, given=shown if given else None)
     elif given:
@@ -145,10 +152,9 @@ def data_and_model(model: Model, table: pd.DataFrame, steps: Steps | None, seed:
             boxes.append(chart(figure, f"{column}: the series over the model's band"))
         figure = against_model(column, model.spaces[node], shown[column], made[column])
         boxes.append(chart(figure, f"{column}: data against model"))
-    part = f" Shown are the first {len(shown):,} of {len(table):,} rows." if len(shown) < len(table) else ""
     words = (
-        "Bars are the filled cells of the table, in orange is what the fitted model makes. Where cells are missing by "
-        f"the values of other columns, the two may differ although the model is right.{part}"
+        f"Bars are the filled cells of {which}, in orange is what the fitted model makes. Where cells are missing by "
+        "the values of other columns, the two may differ although the model is right."
         if steps is None
         else "The first sequence over the central 90 % of what the fitted model makes at each step, without knowing "
         "the data; beside it the values of all steps, in orange those of the model."
@@ -157,10 +163,11 @@ def data_and_model(model: Model, table: pd.DataFrame, steps: Steps | None, seed:
 
 
 def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: int, *, rows: int = 1_000) -> str:
-    """What the first rows say about the hidden nodes: 20 draws of each, for a histogram; of sequences, step by step."""
+    """What some rows say about the hidden nodes: 20 draws of each, for a histogram; of sequences, step by step."""
     if not model.graph.hidden:
         return ""
-    asked: Any = table.head(rows) if steps is None else Sequences(steps.shown())
+    some, which = some_rows(table, rows, seed)
+    asked: Any = some if steps is None else Sequences(steps.shown())
     try:
         drawn = model.posterior(asked, draws=20 if steps is None else 100, seed=seed)
     except (ModelError, DataError) as error:
@@ -180,7 +187,7 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
                 figure = along_time(column, steps.x, by_step.astype(float).T, axis=steps.axis)
             boxes.append(chart(figure, f"{column}: posterior along the steps"))
     words = (
-        f"What the first {len(table.head(rows)):,} rows say about the hidden nodes, all rows together."
+        f"What {which} say about the hidden nodes, together."
         if steps is None
         else "What the whole of the first sequence says about the hidden nodes at each of its steps."
     )
@@ -189,8 +196,9 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
 
 def checks(model: Model, table: pd.DataFrame, seed: int) -> str:
     """Which nodes do not follow their mechanism."""
+    some, which = some_rows(table, MADE_ROWS, seed)
     try:
-        check = model.check(table.head(MADE_ROWS), seed=seed)
+        check = model.check(some, seed=seed)
     except (ModelError, DataError) as error:
         return soft(f"Not available here: {error}")
     bad = [str(node) for node, value in check["excess"].items() if value > 3]
@@ -201,7 +209,7 @@ def checks(model: Model, table: pd.DataFrame, seed: int) -> str:
         else "No node's noise differs from what its mechanism assumes by more than chance."
     )
     verdict = note(words, "bad" if bad else "good")
-    how = "The noise that each node's mechanism must have had, compared with fresh noise; the worst node first."
+    how = f"The noise that each node must have had in {which}, compared with fresh noise; the worst node first."
     colours = [ALARM if value > 3 else DATA for value in check["excess"]]
     figure = bars(check["excess"], "standard deviations above chance", colours, "{:z.1f}", limit=3)
     return verdict + soft(how, [chart(figure, "residual checks, worst first")])
