@@ -37,7 +37,7 @@ from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.likelihood.elimination.posterior import state_probabilities
 from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.likelihood.linear_normal import MomentProblem, gap_groups, rows_as_moments
-from otpdag.likelihood.m_step import Twins, find_twins, maximised, newton_step
+from otpdag.likelihood.m_step import maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
 from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_states
 from otpdag.likelihood.swapped_states import swapped_rows
@@ -200,43 +200,26 @@ class GraphProblem(TableRows):
         """
         point = point.detach()
         theta, naturals, weight = split_point(point, self.shapes)[0], self.naturals(point), self.batch.weight
-        climbing = [family.node for twins in self._climbing for family in twins.families]
+        climbing = (node for node, names in self.structure.keys.items() if names and not self._has_maximiser(node))
         sampled = dict.fromkeys(climbing, CURVED_ENTRIES)
         summary = expectations(naturals, self.placed, weight, sampled=sampled, complete=self.complete)
         total, after = summary.pieces.clone(), dict(theta)
-        for twins in self._climbing:
-            raw = {name: point[:, at] for name, at in twins.columns.items()}
-            reached, complete = newton_step(twins, raw, summary.families, summary.slopes)
-            total += complete
-            after |= self._by_key(twins, reached)
-        for twins in self._maximising:
-            with torch.no_grad():
-                reached, complete = maximised(twins, naturals, summary.families, len(point))
-            total += complete
-            after |= self._by_key(twins, reached)
+        for family in self.unplaced.families:
+            mechanism, keys, own = family.mechanism, self.structure.keys[family.node], summary.families[family.node]
+            if not own or not mechanism.has_density or mechanism.is_given:
+                continue
+            if family.node in sampled:
+                raw, slopes = {name: theta[key] for name, key in keys.items()}, summary.slopes[family.node]
+                reached, shown = newton_step(mechanism, raw, own, slopes)
+            else:
+                params = naturals[family.node]
+                with torch.no_grad():
+                    shown = torch.stack([complete for one in own for complete, _ in one.parts(params)]).sum(0)
+                    reached = maximised(mechanism, params, own) if keys else {}
+            total += shown
+            after |= {keys[name]: value for name, value in reached.items()}
         loss = self._as_loss(total)
         return packed_point(after, self.shapes, len(point)), LossTerms.of(loss, reconstruction=loss)
-
-    def _by_key(self, twins: Twins, raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Raw parameters (R, n, ...) of twins, each under its own key."""
-        keys = [self.structure.keys[family.node] for family in twins.families]
-        each = {name: value.unbind(1) for name, value in raw.items()}
-        return {own[name]: each[name][number] for number, own in enumerate(keys) for name in own}
-
-    @cached_property
-    def _maximising(self) -> list[Twins]:
-        """All other nodes that have a density, those that are alike together."""
-        climbing = {family.node for twins in self._climbing for family in twins.families}
-        others = [family for family in self.unplaced.families if family.node not in climbing]
-        families = [f for f in others if f.mechanism.has_density and not f.mechanism.is_given]
-        return find_twins(self.structure, families, self.shapes)
-
-    @cached_property
-    def _climbing(self) -> list[Twins]:
-        """Nodes with parameters but no maximiser, those that are alike together."""
-        nodes = {node for node, names in self.structure.keys.items() if names and not self._has_maximiser(node)}
-        families = [family for family in self.unplaced.families if family.node in nodes]
-        return find_twins(self.structure, families, self.shapes)
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Of logits of tables n p (1 - p), by expected counts n of a configuration and its probabilities p; else one.

@@ -16,7 +16,6 @@ from otpdag.likelihood.elimination.evidence import log_evidence, total_evidence
 from otpdag.likelihood.elimination.families import describe_families
 from otpdag.likelihood.elimination.layout import lay_out
 from otpdag.likelihood.elimination.unknown_numbers import Equations
-from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import (
     CASES,
     PIECES,
@@ -238,12 +237,3 @@ def test_equations_have_the_gradient_of_the_density():
     assert found.item() == pytest.approx(exact.item(), rel=1e-12)
     for one, other in zip(torch.autograd.grad(found, list(leaves.values())), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def test_families_are_of_one_kind_if_they_differ_in_names_only():
-    graph = otp.Graph([("a", "x"), ("b", "y"), ("k", "u"), ("a", "v"), ("b", "w")])
-    nodes = {"a": m.Normal(), "b": m.Normal(), "k": m.Categorical(2), "x": m.Poisson(), "y": m.Poisson()}
-    nodes |= {"u": m.Poisson(), "v": m.Poisson(network=(4,)), "w": m.Poisson(network=(4,))}
-    kind = {family.node: family.kind for family in describe_families(Structure.bind(graph, nodes))}
-    assert kind["x"] == kind["y"] != kind["u"]
-    assert kind["v"] != kind["w"]  # layers of networks have units of their own

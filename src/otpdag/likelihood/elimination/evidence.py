@@ -19,19 +19,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from otpdag.likelihood.elimination.families import Complete, FamilyView, WeighedRows, stacked_replicas
+from otpdag.likelihood.elimination.families import Complete, FamilyView, WeighedRows
 from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Source
 from otpdag.likelihood.elimination.sums import (
     Banks,
     Evaluated,
     Factors,
-    LinearRows,
-    PlainRows,
+    FamilyRows,
     Tempering,
     beliefs_of,
     piece_weights,
@@ -80,21 +79,6 @@ class _Sums(ABC):
         """The sum of all log-densities (R,)."""
         return _total(self.parts(params))
 
-    @classmethod
-    def side_by_side(cls, parts: Sequence[Self], replicas: int, **more: Tensor) -> Self:
-        """Those of several twins on the replica axis (R * n, ...), replica by replica; the first family's names."""
-        known = [one.known for one in parts if one.known is not None]
-        complete, expected = ([getattr(one, name) for one in parts] for name in ("complete", "expected"))
-        return cls(
-            parts[0].family,
-            stacked_replicas(complete, replicas),
-            stacked_replicas(expected, replicas),
-            tuple(stacked_replicas(each, replicas) for each in zip(*known, strict=True))
-            if len(known) == len(parts)
-            else None,
-            **more,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Counts(_Sums):
@@ -105,9 +89,9 @@ class Counts(_Sums):
         return weighed(sums, evaluated[0].flatten(1))
 
     def table(self) -> Tensor:
-        """All counts: (R, *parents, states)."""
+        """All counts, by configuration of the parents (R, C, states)."""
         total = self.complete + self.expected
-        return total.reshape(len(total), *self.family.widths)
+        return total.reshape(len(total), -1, self.family.widths[-1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +99,7 @@ class Moments(_Sums):
     """Second moments of the columns (node, numeric parents, 1), by configuration of the categories (R, C, W, W).
 
     Known are the coefficients and constants of the family's equations; ``shift`` is what was subtracted from the
-    columns (W,), or (R, 1, 1, W).
+    columns (W,).
     """
 
     shift: Tensor = field(kw_only=True)
@@ -169,10 +153,6 @@ class Rows:
             yield torch.zeros_like(total), total
 
     def _sum(self, params: Params, rows: WeighedRows) -> Tensor:
-        own, many = len(rows.weight), max((len(value) for value in params.values()), default=1)
-        if many > own > 1:  # a curvature looks at several copies of all parameters
-            values = {k: v.repeat(many // own, 1, 1) if len(v) > 1 else v for k, v in rows.values.items()}
-            rows = WeighedRows(values, rows.weight.repeat(many // own, 1), rows.mask)
         return weighed(rows.weight, self.family.log_prob(params, rows.values, rows.mask))
 
     @staticmethod
@@ -198,36 +178,8 @@ class Rows:
             total = total + torch.einsum("rnc,rnd,rndi,rndj->rcdij", share, seen, columns, columns)
         return total
 
-    @property
-    def can_be_stacked(self) -> bool:
-        """Whether all there is are rows in one array, and a sample in another, that show all cells of the node."""
-        arrays = (*(self.sample or ()), *self.complete)
-        whole = all(rows.mask is None for rows in arrays)
-        return whole and len(self.sample or ()) == 1 and bool(self.complete) and not self.expected
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Rows that show the family, and rows of the sample."""
-        shown, sampled = (sum(one.weight.shape[1] for one in rows) for rows in (self.complete, self.sample or ()))
-        return shown, sampled
-
 
 Statistics = Counts | Moments | Rows
-
-
-def joined(parts: Sequence[WeighedRows]) -> tuple[WeighedRows, ...]:
-    """Rows side by side (R, n, width): those that show all of a node, and one by one those that show a part of it."""
-    whole = [part for part in parts if part.mask is None]
-    apart = tuple(part for part in parts if part.mask is not None)
-    if not whole:
-        return apart
-    replicas = max(len(one) for part in whole for one in (part.weight, *part.values.values()))
-
-    def side_by_side(tensors: Iterable[Tensor]) -> Tensor:
-        return torch.cat([one.expand(replicas, *one.shape[1:]) for one in tensors], 1)
-
-    values = {name: side_by_side(part.values[name] for part in whole) for name in whole[0].values}
-    return (WeighedRows(values, side_by_side(part.weight for part in whole)), *apart)
 
 
 def _total(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
@@ -313,7 +265,9 @@ class Summary:
                 return (Counts(*sums),)
             statistics.append(Moments(*sums, shift=self.layout.table.shifts[place]))
         plain = tuple(
-            WeighedRows(part.values, self.weight[:, part.rows], part.mask) for part in parts if part.columns is None
+            WeighedRows(part.values, self.weight[:, part.rows], part.mask)
+            for part in parts
+            if not (family.is_linear and part.mask is None)
         )
         rows = tuple(self.rows.get(place, ()))
         if plain or rows or place in self.samples:
@@ -321,7 +275,7 @@ class Summary:
             sample = None
             if most:
                 shown = (_sample(part, part.weight.shape[1] // most) for part in plain)
-                sample = joined([*self.samples.get(place, ()), *shown])
+                sample = (*self.samples.get(place, ()), *shown)
             many = max(self.layout.entries_on_points[place], *(part.weight.shape[1] for part in plain), 0)
             statistics.append(Rows(family, plain, rows, sample, most is not None and many > most))
         return tuple(statistics)
@@ -354,30 +308,32 @@ class Summary:
     def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:
         attached: list[Tensor] = []
         nodes: list[str] = []
-        each = zip(evaluated.prepared.rows, evaluated.log_probs, evaluated.row_beliefs(beliefs), strict=True)
-        for rows, log_prob, belief in each:
-            belief = self._shared(rows, belief)
-            if isinstance(rows, LinearRows):
-                self._add_integrals(rows.rows, rows.moments(belief))
+        for rows, log_prob in zip(evaluated.prepared.rows, evaluated.log_probs, strict=True):
+            family, belief = rows.family, self._shared(rows, rows.beliefs(beliefs))
+            weighed_rows = WeighedRows(rows.values, belief, rows.mask)
+            if rows.have_moments:
+                first = self.layout.table.offsets[family.place]
+                config = torch.arange(first, first + family.configurations)
+                moments = column_moments(family, weighed_rows, self.layout.table.shifts[family.place])
+                self._add_integrals(config, moments)
                 continue
             with torch.enable_grad():
                 attached.append((log_prob * belief).sum())  # may be no number, but its gradient is the belief
-            nodes += [family.node for family in rows.families]
-            for family, weighed_rows in rows.each(belief):
-                if family.node not in self.sampled:
-                    self.rows.setdefault(family.place, []).append(weighed_rows)
-                elif self.sampled[family.node]:
-                    step = self.layout.entries_on_points[family.place] // self.sampled[family.node]
-                    self.samples.setdefault(family.place, []).append(_sample(weighed_rows, step))
+            nodes.append(family.node)
+            if family.node not in self.sampled:
+                self.rows.setdefault(family.place, []).append(weighed_rows)
+            elif self.sampled[family.node]:
+                step = self.layout.entries_on_points[family.place] // self.sampled[family.node]
+                self.samples.setdefault(family.place, []).append(_sample(weighed_rows, step))
         if attached:
             with torch.enable_grad():
                 self.slopes.add(dict.fromkeys(nodes), torch.stack(attached).sum())
 
-    def _shared(self, rows: PlainRows | LinearRows, belief: Tensor) -> Tensor:
+    def _shared(self, rows: FamilyRows, belief: Tensor) -> Tensor:
         """Beliefs (R, entries) times the power that the densities have."""
         if self.tempering == Tempering():
             return belief
-        seen, unseen = (self.tempering.share(rows.families[0], seen=seen) for seen in (True, False))
+        seen, unseen = (self.tempering.share(rows.family, seen=seen) for seen in (True, False))
         return torch.where(rows.seen, seen, unseen) * belief
 
     def _add_integrals(self, config: Tensor, moments: Tensor) -> None:
@@ -443,9 +399,14 @@ def complete_sums(layout: Layout, weight: Tensor) -> dict[int, Tensor]:
     """
     sums = {}
     for family in layout.families:
-        if family.is_table or family.is_linear:
-            ask = _state_counts if family.is_table else _column_moments
-            sums[family.place] = ask(layout.complete[family.place], weight, family)
+        place, parts = family.place, layout.complete[family.place]
+        if family.is_table:
+            sums[place] = _state_counts(parts, weight, family)
+        elif family.is_linear:
+            width = len(family.columns) + 1
+            total = weight.new_zeros(len(weight), family.configurations, width, width)
+            rows = [WeighedRows(part.values, weight[:, part.rows]) for part in parts if part.mask is None]
+            sums[place] = sum((column_moments(family, one, layout.table.shifts[place]) for one in rows), total)
     return sums
 
 
@@ -460,17 +421,13 @@ def _state_counts(parts: Sequence[Complete], weight: Tensor, family: FamilyView)
     return counts
 
 
-def _column_moments(parts: Sequence[Complete], weight: Tensor, family: FamilyView) -> Tensor:
-    """Weighed second moments of columns by configuration (1 or R, C, W, W)."""
-    width, many = len(family.columns) + 1, family.configurations
-    moments = weight.new_zeros(len(weight), many, width, width)
-    for part in parts:
-        if part.columns is not None and part.code is not None:
-            products = (part.columns.unsqueeze(-1) * part.columns.unsqueeze(-2)).flatten(1)
-            for value in range(many):
-                here = torch.nonzero(part.code == value)[:, 0] if many > 1 else slice(None)
-                moments[:, value] += (weight[:, part.rows[here]] @ products[here]).unflatten(-1, (width, width))
-    return moments
+def column_moments(family: FamilyView, rows: WeighedRows, shift: Tensor) -> Tensor:
+    """Weighed second moments of a linear normal family's columns less their shift (W,), (R, configurations, W, W)."""
+    config, beside = (read(family.mechanism.family, rows.values) for read in (configurations, numeric))
+    value, weight = rows.values[family.node], rows.weight.unsqueeze(-1)
+    share = weight if config is None else weight * config
+    columns = side_by_side([value, *([] if beside is None else [beside]), torch.ones_like(value[..., :1])]) - shift
+    return torch.einsum("rnc,rni,rnj->rcij", share, columns, columns)
 
 
 # -- the evidence ------------------------------------------------------------------------------------------------------

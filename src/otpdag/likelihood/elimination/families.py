@@ -35,9 +35,7 @@ from otpdag.mechanisms.base import (
     abducted,
     can_abduct,
     defines_together,
-    holds_code,
     is_linear,
-    registered,
 )
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure
@@ -48,15 +46,6 @@ Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 
 SMALLEST_WINDOW = 8  # points of a count that was never seen above zero
-
-
-def stacked_replicas(values: Sequence[Tensor], replicas: int) -> Tensor:
-    """Tensors of n twins (1 or R, ...) on one axis (R * n, ...), replica by replica.
-
-    >>> stacked_replicas([torch.zeros(1, 2), torch.ones(2, 2)], 2)[:, 0]
-    tensor([0., 1., 0., 1.])
-    """
-    return torch.stack([value.expand(replicas, *value.shape[1:]) for value in values], 1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -104,20 +93,6 @@ class FamilyView:
     categories: tuple[bool, ...]
     hidden: bool
     follows: tuple[Mechanism, ...] = ()
-
-    @cached_property
-    def kind(self) -> str:
-        """Equal for families whose log-densities differ in names and parameters only; its own where that is unknown.
-
-        The layers of a network read numbers in units of their own.
-        """
-        mechanism = self.mechanism
-        is_network = any(parameter.init_scale > 0 for parameter in mechanism.declared().values())
-        if is_network or self.follows or type(mechanism) not in registered().values() or holds_code(mechanism.spec()):
-            return self.node
-        discrete = [name in dict(mechanism.family.discrete) for name in self.names[:-1]]
-        shapes = {name: parameter.shape for name, parameter in mechanism.declared().items()}
-        return repr((mechanism.spec(), self.widths, self.categories, discrete, self.hidden, shapes))
 
     @property
     def is_function(self) -> bool:
@@ -415,16 +390,13 @@ class Complete:
 
     Attributes:
         rows: The rows (n,).
-        code: The joint state of a family of categories, or the configuration of the categories among the parents of a
-            linear normal one (n,); none for other families.
-        columns: The columns of a linear normal family, less their shift (n, W).
-        values: Of other families, and of vectors that are seen in part, all members (1, n, width).
+        code: The joint state of a family of categories (n,); none for other families.
+        values: Of other families, all members (1, n, width).
         mask: Which cells of the node are seen, where that is not all of them (1, n, width).
     """
 
     rows: Tensor
     code: Tensor | None = None
-    columns: Tensor | None = None
     values: Mapping[str, Tensor] = field(default_factory=dict)
     mask: Tensor | None = None
 
@@ -505,11 +477,6 @@ class TableView:
         if family.is_table:
             sizes = dict(zip(family.members, family.widths, strict=True))
             return Complete(index, torch.from_numpy(self.code(rows, list(sizes.items()))))
-        if family.is_linear and not self.partly[rows, family.place].any():
-            at = [self.column_of[column] for column in family.columns]
-            columns = torch.from_numpy(self.numbers[np.ix_(rows, np.array([*at, 1]))]).to(self.like)
-            code = torch.from_numpy(self.code(rows, family.selectors))
-            return Complete(index, code, columns - self.shifts[family.place])
         values, mask = self.shown(family, index)
         return Complete(index, values=values, mask=mask)
 

@@ -76,13 +76,11 @@ class Source:
         sizes: The axes.
         count: Number of tables.
         start: The first one's row in the bank of their size; the others follow.
-        has_moments: Whether second moments say all of these rows: the family is linear and normal, no vector among its
-            members is on points, and its node is not a vector that is seen in part.
     """
 
     def __init__(self, sizes: Sizes, place: int = -1, members: tuple[int, ...] = (), count: int = 0) -> None:
         self.sizes, self.place, self.members, self.count = sizes, place, members, count
-        self.start, self.has_moments = 0, False
+        self.start = 0
         self._rows: list[Ints] = []
         self._positions: list[Mapping[int, Ints]] = []
 
@@ -179,8 +177,7 @@ class Block:
         cell_piece: The distinct piece that it belongs to (cells,).
         parts: If numbers meet, so that each should have no more points than it needs: the pieces of each kind.
         origin: The number that each piece had in the block from which this one was made (D,).
-        shared: What is written down once, whatever the placements.
-        placed: What is written down once for these placements.
+        prepared: What is written down once for these placements, if there is room to keep it.
     """
 
     steps: tuple[Step, ...]
@@ -197,8 +194,7 @@ class Block:
     cell_piece: Tensor
     parts: tuple[Part, ...] = ()
     origin: Tensor | None = None
-    shared: dict[str, Any] = field(default_factory=dict, repr=False)
-    placed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    prepared: list[Any] = field(default_factory=list, init=False, repr=False)
 
     @property
     def distinct(self) -> int:
@@ -316,17 +312,12 @@ class BlockBuilder:
             banks[source.sizes] = source.start + source.count
         by_role: dict[str, list[Source]] = {"table": [], "rows": [], "length": []}
         placements: dict[PointsKey, Placed] = {}
-        for (role, place, members, sizes), source in self.sources.items():
+        for (role, place, _, sizes), source in self.sources.items():
             by_role[role].append(source)
             if role == "length":
                 known = self.placed.get(source)
                 made = joined(known) if known else first_placement(self.table, place, source.rows, sizes[0])
                 placements[place, sizes[0]] = made
-            elif role == "rows":
-                families = self.table.families
-                vectors = any(families[node].widths[-1] > 1 for node in source.positions)
-                in_part = place not in members and bool(self.table.partly[source.rows.numpy(), place].any())
-                source.has_moments = families[place].is_linear and not vectors and not in_part
         result = np.zeros(self.pieces, dtype=np.int64)
         for pieces, (source, places) in self.results:
             result[pieces] = source.start + places
@@ -458,19 +449,11 @@ class Layout:
 
     @cached_property
     def entries_on_points(self) -> Mapping[int, int]:
-        """Of each family without a summary the entries of the tables that rows have of it."""
+        """Of each family the entries of the tables that rows have of it."""
         entries = dict.fromkeys(range(len(self.families)), 0)
-        for source in (source for block in self.blocks for source in block.row_tables if not source.has_moments):
+        for source in (source for block in self.blocks for source in block.row_tables):
             entries[source.place] += source.entries
         return entries
-
-    @cached_property
-    def alike(self) -> Mapping[int, tuple[int, ...]]:
-        """For each family all that are of its kind."""
-        kinds: dict[tuple[str, bool], list[int]] = {}
-        for family in self.families:
-            kinds.setdefault((family.kind, family.is_table), []).append(family.place)
-        return {place: tuple(places) for places in kinds.values() for place in places}
 
     @property
     def is_outgrown(self) -> bool:

@@ -12,12 +12,9 @@ the number of calls depends on the depth and width of pieces, not on how many ki
 the beliefs of a message's row are those of the step that read it, and times the conditional they give the beliefs of
 everything that went into the product. All of it is in logarithms: no evidence, however unlikely, underflows.
 
-**Tables of families that read numbers** stand side by side: one call for a kind of families, however many tables they
-need. What a family's members are in each entry of each table depends on data and points alone. Where each value comes
-from (a cell of the data, a point, a state) is written down once for a block, as numbers of a pool; values are read from
-the pool once for a placement of points; then every evaluation is one log-density of many rows. Families of one kind
-stand side by side on the replica axis, filled up to the longest. Linear normal families are written as columns by the
-row of their equations: log-densities are products of matrices, and so are second moments under beliefs.
+**Tables of families that read numbers** are log-densities of rows: one call for a family, however many tables it has.
+What its members are in each entry of each table depends on data and points alone, and is written down once for a
+placement of points.
 """
 
 from __future__ import annotations
@@ -26,21 +23,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination.families import (
     FamilyView,
-    Flags,
-    Ints,
     TableView,
-    WeighedRows,
-    stacked_replicas,
 )
 from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Sizes, Source, Step
 from otpdag.likelihood.elimination.unknown_numbers import Equations, Integrals, LinearGroup, Points
@@ -48,11 +38,6 @@ from otpdag.structure import Naturals
 
 Banks = dict[Sizes, Tensor]
 """Log-tables, or their beliefs, by size: (R, rows, entries). The first row is the empty product."""
-
-FILLED = 1.5
-"""How many times as many entries as it has an array may get, to stand beside the longest of its kind."""
-ENTRIES_OF_A_CALL = 4096
-"""Entries that take about as long as one more call."""
 
 
 def tables_of(banks: Banks, source: Source | LinearGroup) -> Tensor:
@@ -153,325 +138,109 @@ def beliefs(steps: Sequence[Step], conditionals: Sequence[Tensor], banks: Banks)
 
 
 @dataclass(frozen=True, eq=False)
-class PlainRows:
-    """Entries as rows of families of one kind, side by side.
+class FamilyRows:
+    """The entries of all tables of one family as rows, table by table.
 
     Attributes:
-        families: The families; the first stands for all.
-        lengths: Entries of each family; others only fill up.
-        seen: Whether the node is seen (K * E,).
-        values: Values of the members by the first family's names (1 or R, K, E, width).
-        mask: Which cells of a single family's node are seen, where that is not all of them (1, E, width).
+        family: The family.
+        sources: Its tables.
+        seen: Whether the node is seen (E,).
+        values: Values of the members (1 or R, E, width).
+        mask: Which cells of the node are seen, where that is not all of them (1, E, width).
     """
 
-    families: tuple[FamilyView, ...]
-    lengths: tuple[int, ...]
+    family: FamilyView
+    sources: Sequence[Source]
     seen: Tensor
     values: Mapping[str, Tensor]
-    mask: Tensor | None = None
+    mask: Tensor | None
+
+    @classmethod
+    def of(cls, table: TableView, sources: Sequence[Source], points: Mapping[PointsKey, Points]) -> FamilyRows:
+        """Read what the members are: cells of the data, points, or states."""
+        family = table.families[sources[0].place]
+        values = {}
+        for name, place in zip(family.names, family.members, strict=True):
+            parts = [_member(table, source, place, points) for source in sources]
+            replicas = max(map(len, parts))
+            values[name] = torch.cat([part.expand(replicas, -1, -1) for part in parts], 1)
+        seen = torch.cat([torch.full((one.entries,), family.place not in one.members) for one in sources])
+        mask = None
+        if table.partly[:, family.place].any():
+            masks = [_seen_cells(table, source) for source in sources]
+            mask = None if all(bool(one.all()) for one in masks) else torch.cat(masks, 1)
+        return cls(family, sources, seen, values, mask)
+
+    @property
+    def have_moments(self) -> bool:
+        """Whether second moments say all of these rows: the family is linear and normal, its node seen or not."""
+        return self.family.is_linear and self.mask is None
 
     def log_prob(self, naturals: Naturals, replicas: int) -> Tensor:
-        """Log-densities of all entries (R, K * E)."""
-        family = self.families[0]
-        if len(self.families) == 1:
-            values = {name: value[:, 0] for name, value in self.values.items()}
-            return family.log_prob(naturals[family.node], values, self.mask).expand(replicas, -1)
-        each = [naturals[one.node] for one in self.families]
-        params = {name: stacked_replicas([own[name] for own in each], replicas) for name in each[0]}
-        values = {name: v.expand(replicas, *v.shape[1:]).flatten(0, 1) for name, v in self.values.items()}
-        return family.log_prob(params, values).reshape(replicas, -1)
+        """Log-densities of all entries (R, E)."""
+        return self.family.log_prob(naturals[self.family.node], self.values, self.mask).expand(replicas, -1)
 
-    def each(self, belief: Tensor) -> Iterator[tuple[FamilyView, WeighedRows]]:
-        """The rows of each family, with their share of the beliefs (R, K * E)."""
-        by_family = belief.reshape(len(belief), len(self.families), -1)
-        for number, (family, length) in enumerate(zip(self.families, self.lengths, strict=True)):
-            roles = zip(family.names, self.families[0].names, strict=True)
-            values = {name: self.values[role][:, number, :length] for name, role in roles}
-            yield family, WeighedRows(values, by_family[:, number, :length], self.mask)
+    def put(self, banks: Banks, log_prob: Tensor) -> None:
+        """Write the tables of log-densities (R, E)."""
+        parts = log_prob.split([source.entries for source in self.sources], 1)
+        for source, part in zip(self.sources, parts, strict=True):
+            room = tables_of(banks, source)
+            room.copy_(part.reshape(room.shape))
+
+    def beliefs(self, banks: Banks) -> Tensor:
+        """Beliefs of all entries (R, E)."""
+        return torch.cat([tables_of(banks, source).flatten(1) for source in self.sources], 1)
 
 
-@dataclass(frozen=True, eq=False)
-class LinearRows:
-    """Entries as rows of linear normal families, by the row of their equations.
+def _member(table: TableView, source: Source, place: int, points: Mapping[PointsKey, Points]) -> Tensor:
+    """The value of one member of a family in each entry of its tables (1 or R, E, width)."""
+    family, axes = table.families[place], [1] * len(source.members)
+    width, is_state = family.widths[-1], family.categories[-1]
+    states = torch.eye(width).to(table.like)
+    if place in source.members:
+        axis = source.members.index(place)
+        axes[axis] = source.sizes[axis]
+        value = states if is_state else points[source.points_of(place)].values[:, source.positions[place]]
+    elif is_state:
+        value = states[torch.from_numpy(table.codes[source.rows.numpy(), place])]
+    else:
+        first = table.column_of[place, 0]
+        value = torch.from_numpy(table.numbers[source.rows.numpy(), first : first + width]).to(table.like)
+    replicas = len(value) if value.ndim > 3 else 1
+    value = value.reshape(replicas, -1, *axes, width)
+    return value.expand(-1, source.count, *source.sizes, -1).flatten(1, -2)
 
-    Attributes:
-        families: The family of each row of the equations.
-        rows: Rows of the equations (G,).
-        seen: Whether the node is seen (G * E,).
-        columns: Own coordinates, numeric parents and one, less their shift (1 or R, G, E, W).
-    """
 
-    families: tuple[FamilyView, ...]
-    rows: Tensor
-    seen: Tensor
-    columns: Tensor
-
-    def log_prob(self, equations: Equations) -> Tensor:
-        """Log-densities of all entries (R, G * E)."""
-        width = self.columns.shape[-1]
-        own, shift = equations.coefficients[:, self.rows, :, :width], equations.shift[self.rows, None, :width]
-        own = torch.cat([own[..., :-1], own[..., -1:] + (own * shift).sum(-1, keepdim=True)], -1)
-        noise = self.columns @ own.mT
-        return (equations.constants[:, self.rows, None] - 0.5 * noise.square().sum(-1)).flatten(1)
-
-    def moments(self, weight: Tensor) -> Tensor:
-        """Second moments of the columns under weights (R, G * E): (R, G, W, W)."""
-        weight = weight.reshape(len(weight), len(self.rows), -1, 1)
-        return (self.columns * weight).mT @ self.columns
+def _seen_cells(table: TableView, source: Source) -> Tensor:
+    """Which cells of the node are seen in each entry (1, E, width); all of one that is summed over."""
+    family = table.families[source.place]
+    if family.place in source.members:
+        return torch.ones(1, source.entries, family.widths[-1], dtype=torch.bool)
+    return table.batch.mask[family.node][:, source.rows].repeat_interleave(math.prod(source.sizes), 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a block needs that no parameter changes.
-
-    Attributes:
-        points: Of placed nodes.
-        rows: Arrays of rows of families on them.
-        places: By size of the tables of these families their rows in the bank (n,), and where each of their entries
-            stands in all arrays, one after the other (n * entries,).
-    """
+    """What a block needs that no parameter changes: points of placed nodes, and rows of families on them."""
 
     points: Mapping[PointsKey, Points]
-    rows: tuple[PlainRows | LinearRows, ...]
-    places: Mapping[Sizes, tuple[Tensor, Tensor]]
-
-    def put(self, banks: Banks, log_probs: Sequence[Tensor]) -> None:
-        """Write the log-densities of all arrays (R, entries) into the banks."""
-        if not log_probs:
-            return
-        flat = torch.cat(list(log_probs), 1)
-        for sizes, (rows, entries) in self.places.items():
-            banks[sizes].index_copy_(1, rows, _picked(flat, entries).reshape(len(flat), len(rows), -1))
-
-    def taken(self, banks: Banks, lengths: Sequence[int]) -> tuple[Tensor, ...]:
-        """Read beliefs of all arrays (R, entries); what only fills them up has none."""
-        flat = banks[()].new_zeros(len(banks[()]), sum(lengths))
-        for sizes, (rows, entries) in self.places.items():
-            flat.index_copy_(1, entries, banks[sizes].index_select(1, rows).flatten(1))
-        return flat.split(list(lengths), 1)
-
-
-def _picked(table: Tensor, index: Tensor) -> Tensor:
-    """Columns of a table (R, n): gathering is several times as fast as selecting along the last axis."""
-    return table.gather(1, index.long().expand(len(table), -1))
+    rows: tuple[FamilyRows, ...]
 
 
 def prepare(layout: Layout, block: Block) -> Prepared:
     """Write the points and rows of a block down; of a layout that fits into memory only once."""
-    if "prepared" in block.placed:
-        known: Prepared = block.placed["prepared"]
+    if block.prepared:
+        known: Prepared = block.prepared[0]
         return known
     points = {key: placement.points() for key, placement in block.placements.items()}
-    recipes, places = block.shared.get("recipes") or _recipes(layout.table, block)
-    pool = torch.from_numpy(layout.table.numbers).reshape(1, -1)
-    if points:  # all numbers: those of the data, then those of all points (1 or R, many)
-        parts = [pool, *(one.values.flatten(1) for one in points.values())]
-        replicas = max(map(len, parts))
-        pool = torch.cat([one.expand(replicas, -1) for one in parts], 1)
-    prepared = Prepared(points, tuple(recipe.rows(layout.table, pool) for recipe in recipes), places)
-    if layout.is_remembered:
-        block.placed["prepared"] = prepared
-        block.shared["recipes"] = (recipes, places)
-    return prepared
-
-
-@dataclass(frozen=True, eq=False)
-class _Recipe:
-    """How the rows of one array are read from a pool of numbers.
-
-    Attributes:
-        families: The families, or of linear ones that of each row of the equations.
-        lengths: Entries of each; others only fill up.
-        seen: Whether the node is seen (K * E,).
-        members: Of each member the number of each of its coordinates in the pool (K * E * width,), or, of a category,
-            its states as one-hot vectors (1, K, E, width). Of linear families the numbers of all columns
-            (K * E * W,).
-        mask: Which cells of a single family's node are seen, where that is not all of them (1, E, width).
-        equations: Rows of the equations of linear families (K,).
-    """
-
-    families: tuple[FamilyView, ...]
-    lengths: tuple[int, ...]
-    seen: Tensor
-    members: tuple[Tensor, ...]
-    mask: Tensor | None
-    equations: Tensor | None
-
-    def rows(self, table: TableView, pool: Tensor) -> PlainRows | LinearRows:
-        """Read the values."""
-        family, shape = self.families[0], (len(pool), len(self.lengths), -1)
-        if self.equations is not None:
-            columns = _picked(pool, self.members[0]).reshape(*shape, len(family.columns) + 1)
-            shift = torch.stack([table.shifts[one.place] for one in self.families]).unsqueeze(1)
-            return LinearRows(self.families, self.equations, self.seen, columns - shift)
-        values = {}
-        for name, at, width, is_state in zip(family.names, self.members, family.widths, family.categories, strict=True):
-            values[name] = at if is_state else _picked(pool, at).reshape(*shape, width)
-        return PlainRows(self.families, self.lengths, self.seen, values, self.mask)
-
-
-@dataclass(frozen=True, eq=False)
-class _Entries:
-    """Entries of all tables of one family, or those that one row of its equations is for.
-
-    Attributes:
-        family: The family.
-        number: The entries' numbers among those of all tables (E,).
-        members: Of each member its state (E,), or the numbers of its coordinates in the pool (E, width); of a linear
-            family the numbers of all columns (E, W).
-        seen: Whether the node is seen (E,).
-        mask: Which of the node's cells are seen (E, width), where that is not all of them.
-        row: The row of the equations.
-    """
-
-    family: FamilyView
-    number: Ints
-    members: tuple[Ints, ...]
-    seen: Flags
-    mask: Flags | None = None
-    row: int | None = None
-
-
-def _recipes(table: TableView, block: Block) -> tuple[tuple[_Recipe, ...], Mapping[Sizes, tuple[Tensor, Tensor]]]:
-    """Sort the tables of a block into arrays: one for each kind of families, or of rows of equations."""
-    offsets: dict[PointsKey, int] = {}
-    at = table.numbers.size
-    for key, placement in block.placements.items():
-        offsets[key] = at
-        at += len(placement.rows) * key[1] * table.families[key[0]].widths[-1]
-    by_family: dict[tuple[int, bool], list[Source]] = {}
+    by_family: dict[int, list[Source]] = {}
     for source in block.row_tables:
-        by_family.setdefault((source.place, source.has_moments), []).append(source)
-    kinds: dict[object, list[_Entries]] = {}
-    first = 0
-    for (place, is_linear), sources in by_family.items():
-        family = table.families[place]
-        entries = _entries(table, family, sources, offsets, first)
-        first += len(entries.number)
-        if is_linear:
-            kinds.setdefault(len(family.columns), []).extend(_by_equation(table, entries))
-        else:
-            kinds.setdefault(family.kind if entries.mask is None else (place,), []).append(entries)
-    groups = [group for alike in kinds.values() for group in _of_like_lengths(alike)]
-    position, end = np.zeros(first, dtype=np.int64), 0
-    for group in groups:
-        for one in group:
-            position[one.number] = end + np.arange(len(one.number))
-            end += len(group[0].number)
-    ordered = [source for sources in by_family.values() for source in sources]
-    return tuple(map(_recipe, groups)), _places(ordered, position)
-
-
-def _places(sources: Sequence[Source], position: Ints) -> dict[Sizes, tuple[Tensor, Tensor]]:
-    """Where the tables of all sources stand, whose entries are numbered in turn and have these positions."""
-    ends = np.cumsum([0, *(source.entries for source in sources)])
-    by_size: dict[Sizes, list[tuple[Ints, Ints]]] = {}
-    for source, (begin, end) in zip(sources, pairwise(ends), strict=True):
-        rows = np.arange(source.start, source.start + source.count)
-        by_size.setdefault(source.sizes, []).append((rows, position[begin:end]))
-    places = {}
-    for sizes, parts in by_size.items():
-        own, entries = (torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True))
-        places[sizes] = (own, entries)
-    return places
-
-
-def _entries(
-    table: TableView, family: FamilyView, sources: Sequence[Source], offsets: Mapping[PointsKey, int], first: int
-) -> _Entries:
-    """The entries of all tables of a family, table by table."""
-    members: list[list[npt.NDArray[np.integer]]] = [[] for _ in family.members]
-    seen, masks = [], []
-    for source in sources:
-        for role, (place, width) in enumerate(zip(family.members, family.widths, strict=True)):
-            wide = () if family.categories[role] else (width,)
-            value = _member(table, source, place, wide, offsets)
-            members[role].append(np.broadcast_to(value, (source.count, *source.sizes, *wide)).reshape(-1, *wide))
-        is_seen = family.place not in source.members
-        seen.append(np.full(source.entries, is_seen))
-        mask = np.ones((1, 1), dtype=bool)
-        if is_seen and family.widths[-1] > 1 and not family.categories[-1]:
-            mask = table.batch.mask[family.node][0].numpy()[source.rows.numpy()].repeat(math.prod(source.sizes), 0)
-        masks.append(np.broadcast_to(mask, (source.entries, family.widths[-1])))
-    together = tuple(np.concatenate(parts) for parts in members)
-    number = first + np.arange(sum(map(len, seen)))
-    shown = None if all(one.all() for one in masks) else np.concatenate(masks)
-    return _Entries(family, number, together, np.concatenate(seen), shown)
-
-
-def _member(
-    table: TableView, source: Source, place: int, wide: Sizes, offsets: Mapping[PointsKey, int]
-) -> npt.NDArray[np.integer]:
-    """Where the values of one member of a family come from, broadcast over rows and axes of the tables."""
-    shape = [1] * len(source.members)
-    if place not in source.members:
-        rows = source.rows.numpy()
-        if not wide:
-            return table.codes[rows, place].reshape(-1, *shape)
-        first = table.numbers.shape[1] * rows + table.column_of[place, 0]
-        return (first.reshape(-1, *shape, 1) + np.arange(*wide)).astype(np.int32)
-    axis = source.members.index(place)
-    size = shape[axis] = source.sizes[axis]
-    if not wide:
-        return np.arange(size).reshape(1, *shape)
-    first = offsets[source.points_of(place)] + wide[0] * size * source.positions[place].numpy()
-    points = first.reshape(-1, *[1] * len(shape)) + wide[0] * np.arange(size).reshape(1, *shape)
-    return np.asarray(points[..., None] + np.arange(*wide), dtype=np.int32)
-
-
-def _by_equation(table: TableView, entries: _Entries) -> Iterator[_Entries]:
-    """Entries of a linear family by the row of its equations, with the numbers of all columns; the second is one."""
-    family, first = entries.family, table.offsets[entries.family.place]
-    role = {place: i for i, place in enumerate(family.members)}
-    columns = [entries.members[role[place]][:, cell] for place, cell in family.columns]
-    stacked = np.stack([*columns, np.ones_like(columns[0])], 1)
-    if not family.selectors:
-        yield _Entries(family, entries.number, (stacked,), entries.seen, row=first)
-        return
-    code = np.zeros(len(entries.number), dtype=np.int64)
-    for place, size in family.selectors:
-        code = code * size + entries.members[role[place]]
-    order = np.argsort(code, kind="stable")
-    ends = np.searchsorted(code[order], np.arange(family.configurations + 1))
-    for row, (begin, end) in enumerate(pairwise(ends)):
-        if end > begin:
-            part = order[begin:end]
-            yield _Entries(family, entries.number[part], (stacked[part],), entries.seen[part], row=first + row)
-
-
-def _of_like_lengths(alike: Sequence[_Entries]) -> Iterator[list[_Entries]]:
-    """Groups that may be filled up to the length of their first, which is the longest."""
-    group: list[_Entries] = []
-    for one in sorted(alike, key=lambda entries: -len(entries.number)):
-        longest = len(group[0].number) if group else 0
-        if group and longest > max(FILLED * len(one.number), len(one.number) + ENTRIES_OF_A_CALL):
-            yield group
-            group = []
-        group.append(one)
-    yield group
-
-
-def _recipe(group: Sequence[_Entries]) -> _Recipe:
-    """The entries of a group side by side, each filled up by its first."""
-    first, longest = group[0], len(group[0].number)
-
-    def side_by_side(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
-        filled = [np.concatenate([one, one[:1].repeat(longest - len(one), 0)]) for one in arrays[1:]]
-        return torch.from_numpy(np.stack([arrays[0], *filled]))
-
-    members = [side_by_side([one.members[role] for one in group]) for role in range(len(first.members))]
-    rows = [one.row for one in group if one.row is not None]
-    if not rows:
-        states = zip(members, first.family.widths, first.family.categories, strict=True)
-        members = [torch.eye(n).double()[value].unsqueeze(0) if is_state else value for value, n, is_state in states]
-    return _Recipe(
-        tuple(one.family for one in group),
-        tuple(len(one.number) for one in group),
-        side_by_side([one.seen for one in group]).flatten(),
-        tuple(value if value.is_floating_point() else value.flatten() for value in members),
-        None if first.mask is None else torch.from_numpy(first.mask).unsqueeze(0),
-        torch.tensor(rows) if rows else None,
-    )
+        by_family.setdefault(source.place, []).append(source)
+    rows = (FamilyRows.of(layout.table, sources, points) for sources in by_family.values())
+    prepared = Prepared(points, tuple(rows))
+    if layout.is_remembered:
+        block.prepared.append(prepared)
+    return prepared
 
 
 # -- at some parameters ------------------------------------------------------------------------------------------------
@@ -543,26 +312,10 @@ class Factors:
     def evaluated(self, place: int) -> tuple[Tensor, ...]:
         """Log-probabilities of all joint states of a family (R, *parents, states), or equations of a linear one."""
         if place not in self._known:
-            self._known |= self._asked(place)
+            family = self.layout.families[place]
+            with torch.set_grad_enabled(self.attached):
+                self._known[place] = family.evaluated(self.naturals[family.node])
         return self._known[place]
-
-    def _asked(self, place: int) -> dict[int, tuple[Tensor, ...]]:
-        """What a family answers at its parameters, and all that are alike, which stand on the replica axis together.
-
-        Where gradients are taken each is asked alone: they are read family by family.
-        """
-        family = self.layout.families[place]
-        if self.attached and any(value.requires_grad for value in self.naturals[family.node].values()):
-            with torch.enable_grad():
-                return {place: family.evaluated(self.naturals[family.node])}
-        alike = self.layout.alike[place]
-        each = [self.naturals[self.layout.families[one].node] for one in alike]
-        if len(each) == 1:
-            return {place: family.evaluated(each[0])}
-        params = {name: stacked_replicas([own[name] for own in each], self.replicas) for name in each[0]}
-        with torch.no_grad():
-            answers = [one.unflatten(0, (-1, len(alike))).unbind(1) for one in family.evaluated(params)]
-        return dict(zip(alike, zip(*answers, strict=True), strict=True))
 
     @cached_property
     def equations(self) -> Equations:
@@ -608,7 +361,8 @@ class Factors:
         for source in block.tables:
             self._put(banks, source, self._of_states(source))
         log_probs = [self._of_rows(rows) for rows in prepared.rows]
-        prepared.put(banks, [self._tempered(*both) for both in zip(prepared.rows, log_probs, strict=True)])
+        for rows, log_prob in zip(prepared.rows, log_probs, strict=True):
+            rows.put(banks, self._tempered(rows, log_prob))
         for source in block.lengths:
             self._put(banks, source, points[source.points_of(source.place)].log_length)
         integrals = []
@@ -635,19 +389,17 @@ class Factors:
         axes = [1 + family.members.index(n) for n in source.members]
         return table.permute(0, *seen, *axes).reshape(len(table), source.count, *source.sizes)
 
-    def _of_rows(self, rows: PlainRows | LinearRows) -> Tensor:
+    def _of_rows(self, rows: FamilyRows) -> Tensor:
         """(R, entries)."""
-        if isinstance(rows, LinearRows):
-            return rows.log_prob(self.equations).expand(self.replicas, -1)
-        with torch.set_grad_enabled(self.attached):
+        with torch.set_grad_enabled(self.attached and not rows.have_moments):
             return rows.log_prob(self.naturals, self.replicas)
 
-    def _tempered(self, rows: PlainRows | LinearRows, log_prob: Tensor) -> Tensor:
+    def _tempered(self, rows: FamilyRows, log_prob: Tensor) -> Tensor:
         """Log-densities (R, entries) as they enter the sums."""
         log_prob = log_prob.detach()
         if self.tempering == Tempering():
             return log_prob
-        seen, unseen = (self.tempering.of(rows.families[0], log_prob, seen=seen) for seen in (True, False))
+        seen, unseen = (self.tempering.of(rows.family, log_prob, seen=seen) for seen in (True, False))
         return torch.where(rows.seen, seen, unseen)
 
 
@@ -686,10 +438,6 @@ class Evaluated:
         for _ in steps:
             pass
         return banks
-
-    def row_beliefs(self, banks: Banks) -> tuple[Tensor, ...]:
-        """Weight times belief of all entries of each array of rows (R, entries)."""
-        return self.prepared.taken(banks, [log_prob.shape[1] for log_prob in self.log_probs])
 
 
 def piece_weights(block: Block, weight: Tensor) -> Tensor:
