@@ -235,3 +235,21 @@ def test_without_a_seed_every_draw_is_another(fitted):
     copy = clone(fitted).set_params(random_state=None, n_init=1, n_components=2)
     copy.fit(np.random.default_rng(0).poisson(4.0, 50))
     assert (copy.sample(50)[0] != copy.sample(50)[0]).any()
+
+
+def test_forecasts_follow_the_chain():
+    """Far ahead of a step whose state is known, the expected count is that of the chain's powers."""
+    counts, _, _ = poisson_chain(40, 100, np.random.default_rng(21))
+    lengths = [100] * 40
+    steps = pd.DataFrame({"calls": counts.reshape(-1).astype(float)})
+    hmm = HiddenMarkovModel(4, emission="poisson", random_state=3).fit(steps, lengths)
+    told = hmm.forecast(steps.head(100), 3, draws=4000)
+    assert list(told.columns) == ["calls", "calls.lower", "calls.upper"]
+    last = hmm.predict_proba(steps.head(100))[-1]
+    for step in (1, 2, 3):
+        reached = last @ np.linalg.matrix_power(hmm.transmat_, step)
+        expected = float(reached @ hmm.lambdas_[:, 0])
+        spread = np.sqrt(reached @ (hmm.lambdas_[:, 0] + hmm.lambdas_[:, 0] ** 2) - expected**2)
+        row = told.xs((0, step))
+        assert row["calls"] == pytest.approx(expected, abs=4 * spread / np.sqrt(4000) + 0.3)
+        assert row["calls.lower"] <= row["calls"] <= row["calls.upper"]

@@ -211,6 +211,31 @@ class HiddenMarkovModel(ModelEstimator):
         columns = [f"x{number}" for number in range(len(self.emission_))]
         return table[columns].to_numpy(dtype=float), table[_STATE].to_numpy(dtype=np.int64)
 
+    def forecast(
+        self, X: ArrayLike, steps: int = 1, lengths: ArrayLike | None = None, *, level: float = 0.9, draws: int = 1000
+    ) -> pd.DataFrame:
+        """What comes after each sequence: mean (or likeliest category) and interval of every column.
+
+        Intervals count the noise of the future and how sure the parameters are (:meth:`otpdag.FitResult.forecast`).
+
+        Args:
+            X: Steps of all sequences one after another (steps, columns); NaN is missing.
+            steps: How many steps to look ahead.
+            lengths: Lengths of the sequences; one sequence if left out.
+            level: Share of futures that an interval holds.
+            draws: Futures that are drawn, by the seed of ``random_state``.
+
+        Returns:
+            One row for each sequence and step (the first step after the end is 1). Columns are called as those of ``X``
+            that was fitted, or ``x0``, ``x1``, ...; of a number also ``x0.lower`` and ``x0.upper``, of a category
+            ``x0.probability``.
+        """
+        _ = self._fitted
+        sequences = self._sequences(X, lengths)
+        told = self.result_.forecast(sequences, steps, level=level, draws=draws, seed=seed_of(self.random_state))
+        names = {f"x{number}": str(name) for number, name in enumerate(getattr(self, "feature_names_in_", ()))}
+        return told.rename(columns=lambda name: ".".join(names.get(part, part) for part in name.split(".")))
+
     def aic(self, X: ArrayLike, lengths: ArrayLike | None = None) -> float:
         """Akaike's criterion, smaller is better."""
         return self._fitted.aic(self._sequences(X, lengths))
