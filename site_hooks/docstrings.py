@@ -1,4 +1,7 @@
-"""Docstrings as Markdown: doctests and formulas become blocks of code, roles of Sphinx the names they hold."""
+"""Docstrings as Markdown, and which names are public.
+
+Doctests and formulas become blocks of code, roles of Sphinx the names they hold.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,21 @@ DOCTEST, FORMULA = ">>> ", ".. math::"
 
 
 class Markdown(griffe.Extension):
-    """Rewrites every docstring when its object is loaded."""
+    """Rewrites every docstring when its object is loaded; a room without ``__all__`` exports what it imports."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite one."""
+        """Rewrite one; methods that Python calls have no entry of their own."""
+        if obj.name.startswith("__"):
+            obj.docstring = None
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
+        """Make the imports of a room's ``__init__`` public."""
+        if mod.is_init_module and mod.exports is None:
+            for member in mod.members.values():
+                if member.is_alias and str(getattr(member, "target_path", "")).startswith("otpdag."):
+                    member.public = True
 
 
 def as_markdown(text: str) -> str:
