@@ -1,6 +1,7 @@
 """The demonstration: learn a grid's hidden load from a table with gaps, and compare with the truth.
 
-Run ``make demo``, or ``python examples/demo.py``. It takes some seconds and writes two pictures to demo/.
+Run ``make demo``, or ``python examples/demo.py``. It takes some seconds and writes pictures to demo/, grid.png of the
+readme among them.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from make_grid import TRUTH, complete_table
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -39,13 +42,15 @@ def main(rows: int | None, restarts: int, out: Path) -> None:
 
     compare(model)
     console.print()
-    judge(model, data, complete_table().head(len(data)))
+    complete = complete_table().head(len(data))
+    judge(model, data, complete)
 
     out.mkdir(parents=True, exist_ok=True)
+    draw(result, data, complete).savefig(out / "grid.png", dpi=130)
     otp.plots.draw_graph(graph).savefig(out / "graph.png", dpi=150)
     otp.plots.search_curve(result.stages).savefig(out / "learning.png", dpi=150)
     model.save(out / "grid.otp")
-    console.print(f"\nWrote [bold]{out}/graph.png[/], [bold]{out}/learning.png[/] and the model, {out}/grid.otp.")
+    console.print(f"\nWrote [bold]grid.png[/], graph.png, learning.png and the model, grid.otp, to {out}/.")
 
 
 def compare(model: otp.Model) -> None:
@@ -68,6 +73,32 @@ def compare(model: otp.Model) -> None:
         table.add_row(node, row.parameter, row.at, f"{truth:.3f}", f"{row.value:.3f}", f"{row.value - truth:+.3f}")
         last = row.node
     console.print(table)
+
+
+def draw(result: otp.FitResult, data: pd.DataFrame, complete: pd.DataFrame) -> Figure:
+    """The graph, the hidden load beside the true one, and the slopes of the load beside the true ones."""
+    figure = Figure(figsize=(11, 3.5), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=[4, 3, 3])
+    otp.plots.draw_graph(result.model, ax=left)
+    left.set_title("The graph")
+    for ax in (middle, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    load = result.model.posterior(data, draws=100, seed=0)["load"].groupby(level="row").mean()
+    middle.plot(complete["load"], load, "o", color="#2f5d9b", markersize=2, alpha=0.4)
+    middle.axline((0, 0), slope=1, color="#9aa5b4", linewidth=1)
+    middle.set(xlabel="the true load, never measured", ylabel="its posterior mean", title="The hidden load")
+    table = result.summary().table
+    true = otp.tables.estimates(result.model, TRUTH)["value"]
+    slopes = (table["parameter"] == "weight") & (true != 0)
+    shown = table[slopes][["estimate", "lower", "upper"]].div(true[slopes], axis=0)
+    places = np.arange(len(shown))
+    names = table[slopes]["node"] + table[slopes]["at"].str.removeprefix("load").str.replace(", ", ": ")
+    right.hlines(places, shown["lower"], shown["upper"], color="#9aa5b4", linewidth=3)
+    right.plot(shown["estimate"], places, "o", color="#2b3a55")
+    right.axvline(1, color="#d1762b", linewidth=1)
+    right.set_yticks(places, names)
+    right.set(ylim=(len(shown) - 0.5, -0.5), xlabel="estimated / true slope, 95 % interval", title="What the load does")
+    return figure
 
 
 def judge(model: otp.Model, data: pd.DataFrame, complete: pd.DataFrame) -> None:

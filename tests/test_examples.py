@@ -46,7 +46,7 @@ def test_demo(working_folder, monkeypatch, capsys):
     assert "converged" in shown
     assert "Hidden load: correlation 0.9" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    for name in ("graph.png", "learning.png"):
+    for name in ("grid.png", "graph.png", "learning.png"):
         assert matplotlib.image.imread(working_folder / "demo" / name).std() > 0.05  # something is drawn
     assert otp.load(working_folder / "demo" / "grid.otp").is_fitted
 
