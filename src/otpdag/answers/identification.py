@@ -28,6 +28,7 @@ class Identification:
         treatment: The node that is set.
         outcome: The node that is looked at.
         identified: Whether the observed distribution determines the effect, whatever the mechanisms are.
+        told: Whether parameters that the effect depends on are determined by the data; None if nobody looked.
         by: ``"no effect"``, ``"back-door"``, ``"front-door"``, ``"do-calculus"``, or nothing.
         nodes: What is adjusted for (back-door), or what lies between (front-door).
         confounders: Hidden common causes that stand in the way where it is not identified.
@@ -39,12 +40,27 @@ class Identification:
     by: str = ""
     nodes: tuple[str, ...] = ()
     confounders: tuple[str, ...] = ()
+    told: bool | None = None
 
     def __bool__(self) -> bool:
         return self.identified
 
+    @property
+    def verdict(self) -> str:
+        """``"identified by the graph"``, ``"identified by the form of the mechanisms"`` or ``"not identified"``.
+
+        Of a fit; the form is known to identify an effect where the likelihood falls whichever way it is moved.
+        """
+        if self.told is False or not (self.identified or self.told):
+            return "not identified"
+        return f"identified by the {'graph' if self.identified else 'form of the mechanisms'}"
+
     def __str__(self) -> str:
         what = f"the effect of {self.treatment} on {self.outcome}"
+        if self.told is False and self.identified:
+            return (
+                f"not identified by these data, though by the graph: parameters that the data do not tell move {what}"
+            )
         if self.by == "no effect":
             return f"identified: {self.outcome} does not descend from {self.treatment}, so that there is no effect"
         if self.by == "back-door":
@@ -57,6 +73,10 @@ class Identification:
             return f"identified: {what} follows from the observed distribution by the rules of the do-calculus"
         why = f"{_listed(self.confounders)} {'is an' if len(self.confounders) == 1 else 'are'} unseen"
         why += " common cause" if len(self.confounders) == 1 else " common causes"
+        if self.told is not None:
+            form = "identified only by the form of the mechanisms (their families, and what they take for linear)"
+            other = f"not identified: other values of {what} fit the data as well"
+            return f"{form if self.told else other}; {why}"
         return (
             f"not identified by the graph alone: {why}; the model's answer rests on what its mechanisms assume "
             "(families, proxies of what is hidden), and on no comparison of observed rows"

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from otpdag.answers.identification import Identification, identify
 from otpdag.answers.notes import point_of
-from otpdag.answers.standard_errors import delta_errors
+from otpdag.answers.standard_errors import Information, delta_errors
 from otpdag.data import Batch, Schema, decode
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
@@ -235,7 +235,8 @@ class Effect:
         table: One row for each value of the treatment but the first, and each coordinate or level of the outcome:
             ``effect`` is the difference to the first value, with ``std_error``, ``lower`` and ``upper``.
         means: Means, or probabilities, of the outcome for each value of the treatment.
-        identification: Whether what is observed determines the effect, whatever the mechanisms.
+        identification: Whether what is observed determines the effect, by the graph alone or by the form of the
+            mechanisms; one that is not identified has no interval.
     """
 
     treatment: str
@@ -270,8 +271,9 @@ def effect_of(
     values: Sequence[Any],
     seen: Mapping[str, Tensor],
     names: Sequence[str],
-    covariance: Tensor | None,
+    information: Information | None,
     level: float,
+    least: float = 1e-4,
 ) -> Effect:
     """Ask for an outcome after a treatment is set to each of some values; and, for the delta method, around it.
 
@@ -283,7 +285,8 @@ def effect_of(
         values: What a user calls these.
         seen: What the effect is conditional on (1, 1, width).
         names: Coordinates or levels of the outcome.
-        covariance: Of the raw parameters (P, P); None if the effect has no interval.
+        information: What is known of the raw parameters; None if the effect has no interval.
+        least: Of its slope, along what is not told: more than rounding, where the graph does not identify the effect.
         level: Nominal coverage of the interval.
     """
     cut = with_nodes_set(fitted, done=(treatment,), shown=tuple(seen))
@@ -299,10 +302,16 @@ def effect_of(
         return (told[1:] - told[:1]).reshape(1, -1)
 
     effect = change(fitted.naturals)[0]
-    error = torch.full_like(effect, torch.nan)
-    if covariance is not None:
+    error, identification = torch.full_like(effect, torch.nan), identify(fitted.structure.graph, treatment, outcome)
+    if information is not None and identification.by == "no effect":
+        error = torch.zeros_like(effect)
+    elif information is not None:
         above = {node for one in (outcome, *seen) for node in (one, *cut.structure.graph.ancestors(one))}
-        error = delta_errors(_slopes(fitted, change, above - {treatment}), covariance)
+        slopes = _slopes(fitted, change, above - {treatment}, len(information.matrix))
+        # what the graph does not identify has to be told by the likelihood without a doubt
+        untold = information.untold(slopes) if identification else information.untold(slopes, least, least)
+        error = delta_errors(slopes, information.covariance).where(torch.from_numpy(~untold), torch.nan)
+        identification = replace(identification, told=not bool(untold.any()))
     reach = float(special.ndtri((1 + level) / 2)) * error
     index = pd.MultiIndex.from_product([list(values)[1:], list(names)], names=[treatment, outcome])
     columns = {"effect": effect, "std_error": error, "lower": effect - reach, "upper": effect + reach}
@@ -310,11 +319,11 @@ def effect_of(
     told = pd.DataFrame(
         means(fitted.naturals).numpy(), index=pd.Index(list(values), name=treatment), columns=list(names)
     )
-    return Effect(treatment, outcome, table, told, identify(fitted.structure.graph, treatment, outcome))
+    return Effect(treatment, outcome, table, told, identification)
 
 
-def _slopes(fitted: Fitted, change: Callable[[Naturals], Tensor], relevant: Collection[str]) -> Tensor:
-    """Derivatives of differences (1, differences) in the raw parameters (differences, P).
+def _slopes(fitted: Fitted, change: Callable[[Naturals], Tensor], relevant: Collection[str], size: int) -> Tensor:
+    """Derivatives of differences (1, differences) in so many raw parameters (differences, P); the last are of maps.
 
     What lies neither above the outcome nor above what is conditioned on has no say.
     """
@@ -326,9 +335,9 @@ def _slopes(fitted: Fitted, change: Callable[[Naturals], Tensor], relevant: Coll
     def changed(points: Tensor) -> Tensor:
         return change(structure.naturals(unpack(points, shapes)))
 
-    slopes = torch.zeros(changed(point).shape[1], point.shape[1], dtype=torch.float64)
+    slopes = torch.zeros(changed(point).shape[1], size, dtype=torch.float64)
     if bool(free.any()):
-        slopes[:, free] = differences(changed, point, torch.eye(len(free)).to(point)[free], at_once=1).T
+        slopes[:, : len(free)][:, free] = differences(changed, point, torch.eye(len(free)).to(point)[free], at_once=1).T
     return slopes
 
 

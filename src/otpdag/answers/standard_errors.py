@@ -129,13 +129,11 @@ class Information:
         """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
 
         Those with ``least`` of their slope along such directions, or more where these are known less exactly; ``most``
-        is never put down to that.
+        is never put down to that. So do those that have no slope at all, at the end of a probability's range.
         """
-        flat = self.flat
-        if not flat.shape[1]:
-            return np.zeros(len(slopes), dtype=bool)
-        size = slopes.norm(dim=-1).clamp(min=1e-300)
-        return ((slopes @ flat).abs().amax(-1) > max(least, min(self.blur, most)) * size).numpy()
+        flat, size = self.flat, slopes.norm(dim=-1)
+        along = (slopes @ flat).norm(dim=-1) if flat.shape[1] else torch.zeros_like(size)
+        return ((along > max(least, min(self.blur, most)) * size) | (size == 0)).numpy()
 
 
 def information_at(problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500) -> Information:
@@ -158,12 +156,12 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
     return Information(second, _unit_slopes(problem, point) if robust else None).without(moves)
 
 
-def covariance_on_rows(fitted: Fitted, batch: Batch) -> Tensor:
-    """The covariance (P, P) of a model's raw parameters, where its likelihood of these rows is largest."""
+def information_on_rows(fitted: Fitted, batch: Batch) -> Information:
+    """What is known of a model's raw parameters, where its likelihood of these rows is largest."""
     fitted.check_densities("the information of rows")
     shapes = {key: parameter.shape for key, parameter in fitted.structure.parameters().items()}
     problem = row_problem(RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm()), batch, 0)
-    return information_at(problem, point_of(fitted, shapes)).covariance
+    return information_at(problem, point_of(fitted, shapes))
 
 
 def likely_points(problem: Problem, point: Tensor, draws: int, *, errors: Errors, seed: int) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 import inspect
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
 from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_level
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem, Units, split_theta, units_of
+from otpdag.problem import Problem, Units, units_of
 from otpdag.tables import estimates
 
 if TYPE_CHECKING:
@@ -295,11 +294,8 @@ class FitResult:
     ) -> Effect:
         """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
         problem = self._deterministic("the interval of an effect needs")
-        covariance = information_at(problem, point_of(self.model.fitted, problem.shapes), errors).covariance
-        own = sum(math.prod(shape) for shape in split_theta(problem.shapes)[0].values())
-        return self.model.effect(
-            treatment, outcome, values=values, on=on, level=level, covariance=covariance[:own, :own]
-        )
+        known = information_at(problem, point_of(self.model.fitted, problem.shapes), errors)
+        return self.model.effect(treatment, outcome, values=values, on=on, level=level, information=known)
 
     def forecast(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.answers import checks, queries
 from otpdag.answers.identification import Identification, identify
-from otpdag.answers.standard_errors import covariance_on_rows, free_parameters
+from otpdag.answers.standard_errors import Information, free_parameters, information_on_rows
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Label, Table, decode, known_table
 from otpdag.data.columns import to_numpy
@@ -268,7 +268,7 @@ class Model(ModelBase):
         on: Mapping[str, Any] | None = None,
         data: Table | None = None,
         level: float = 0.9,
-        covariance: Tensor | None = None,
+        information: Information | None = None,
     ) -> queries.Effect:
         r"""The average effect of setting a node, :math:`E[y \mid do(t)] - E[y \mid do(t_0)]`; exact.
 
@@ -280,7 +280,7 @@ class Model(ModelBase):
             data: The rows that the model was fitted to. If given, the effect has an interval, by the delta method from
                 the observed information; :meth:`otpdag.FitResult.effect` has it without.
             level: Nominal coverage of the interval.
-            covariance: Of the raw parameters (P, P), where it is known already.
+            information: What is known of the raw parameters, where somebody looked already.
 
         >>> import otpdag as otp
         >>> from otpdag import mechanisms as m
@@ -302,7 +302,7 @@ class Model(ModelBase):
             if node in below or node == outcome:
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         if data is not None:
-            covariance = covariance_on_rows(self.fitted, self._read_rows(data)[0])
+            information = information_on_rows(self.fitted, self._read_rows(data)[0])
         set_to = self._values({treatment: list(values)}, "values")[treatment]
         seen = self._values(on or {}, "on")
         if any(value.shape[1] > 1 for value in seen.values()):
@@ -320,7 +320,7 @@ class Model(ModelBase):
             values=list(values),
             seen=seen,
             names=names,
-            covariance=covariance,
+            information=information,
             level=level,
         )
 
