@@ -77,9 +77,9 @@ DEFAULTS = {
     "engine.EM": {"steps": 100, "tolerance": 1e-06, "growth": 1.1, "longest": 4.0},
     "engine.Deterministic": {"steps": 400, "tolerance": 1e-09},
     "engine.FitResult.bootstrap": {"draws": 200, "seed": 0, "jobs": 1},
-    "engine.FitResult.effect": {"level": 0.9},
-    "engine.FitResult.forecast": {"level": 0.9, "draws": 1000, "seed": 0},
-    "engine.FitResult.intervals": {"draws": 200, "level": 0.9, "seed": 0, "jobs": 1},
+    "engine.FitResult.effect": {"level": 0.95},
+    "engine.FitResult.forecast": {"level": 0.95, "draws": 1000, "seed": 0},
+    "engine.FitResult.intervals": {"draws": 200, "level": 0.95, "seed": 0, "jobs": 1},
     "engine.FitResult.standard_errors": {"level": 0.95},
     "engine.FitResult.summary": {"level": 0.95, "draws": 200, "seed": 0},
     "engine.RobustOptions": {

@@ -57,3 +57,74 @@ def test_effects_that_make_no_sense_are_refused():
         model.effect("t", "t")
     with pytest.raises(ModelError, match="at least two"):
         model.effect("t", "y", values=[1.0])
+
+
+BOW = otp.Graph([("u", "x"), ("u", "y"), ("x", "y")], hidden=["u"])
+
+
+def of_bow(kind, rng, rows=1000):
+    """Rows in which an unseen cause moves both; the effect of x on y is 0.5 for numbers, 0.2 for categories."""
+    if kind == "normal":
+        u = rng.normal(size=rows)
+        x = 0.8 * u + rng.normal(size=rows)
+        return pd.DataFrame({"x": x, "y": 0.5 * x + 0.9 * u + rng.normal(size=rows)}), {n: m.Normal() for n in "uxy"}
+    u = rng.integers(0, 3, rows)
+    x = (rng.random(rows) < np.array([0.2, 0.5, 0.8])[u]).astype(int)
+    y = (rng.random(rows) < np.array([0.3, 0.5, 0.6])[u] + 0.2 * x).astype(int)
+    return pd.DataFrame({"x": x, "y": y}), {"u": m.Categorical(3), "x": m.Bernoulli(), "y": m.Bernoulli()}
+
+
+# of the categories, seed 101 ends where all classes are equal: the effect stands still there
+@pytest.mark.parametrize(("kind", "seed"), [("normal", 0), ("normal", 1), ("categories", 0), ("categories", 101)])
+def test_an_effect_that_nothing_identifies_has_no_interval(kind, seed):
+    table, mechanisms = of_bow(kind, np.random.default_rng(seed), 1500)
+    model = otp.Model(BOW, mechanisms)
+    effect = otp.fit(model, table, seed=seed).effect("x", "y")
+    assert effect.table[["std_error", "lower", "upper"]].isna().all(axis=None)
+    assert effect.identification.verdict == "not identified"
+    assert "other values of the effect of x on y fit the data as well; u is an unseen common cause" in str(effect)
+    again = model.effect("x", "y", data=table)
+    assert again.table["lower"].isna().all()
+
+
+def test_an_instrument_identifies_by_the_form_and_a_front_door_by_the_graph():
+    rng = np.random.default_rng(0)
+    z, u, noise, other = rng.normal(size=(4, 1500))
+    x = z + 0.8 * u + noise
+    table = pd.DataFrame({"z": z, "x": x, "y": 0.5 * x + 0.9 * u + other})
+    graph = otp.Graph([("z", "x"), ("u", "x"), ("u", "y"), ("x", "y")], hidden=["u"])
+    effect = otp.fit(otp.Model(graph, {n: m.Normal() for n in "zuxy"}), table).effect("x", "y")
+    row = effect.table.iloc[0]
+    ratio = np.cov(z, table["y"])[0, 1] / np.cov(z, x)[0, 1]
+    assert row["effect"] == pytest.approx(ratio, abs=1e-4)
+    assert row["lower"] < 0.5 < row["upper"]
+    assert effect.identification.verdict == "identified by the form of the mechanisms"
+    assert "identified only by the form of the mechanisms" in str(effect)
+    mediator = 0.7 * x + rng.normal(size=1500)
+    table = pd.DataFrame({"x": x, "w": mediator, "y": 0.9 * mediator + 0.9 * u + other})
+    graph = otp.Graph([("u", "x"), ("u", "y"), ("x", "w"), ("w", "y")], hidden=["u"])
+    effect = otp.fit(otp.Model(graph, {n: m.Normal() for n in "uxwy"}), table).effect("x", "y")
+    assert effect.table["lower"].iloc[0] < 0.63 < effect.table["upper"].iloc[0]
+    assert effect.identification.verdict == "identified by the graph"
+
+
+def test_separated_categories_and_no_effect():
+    x = np.random.default_rng(1).normal(size=300)
+    table = pd.DataFrame({"x": x, "y": (x > 0).astype(int)})
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Bernoulli()})
+    result = otp.fit(model, table)
+    effect = result.effect("x", "y", values=(-1.0, 1.0))
+    assert effect.table["lower"].isna().all()
+    assert "not identified by these data, though by the graph" in str(effect)
+    none = result.effect("y", "x")
+    assert none.table[["effect", "lower", "upper"]].to_numpy().tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_bootstrap_intervals_carry_the_same_verdict():
+    table, mechanisms = of_bow("normal", np.random.default_rng(2), 400)
+    result = otp.fit(otp.Model(BOW, mechanisms), table)
+    drawn = result.intervals(draws=10)
+    assert drawn.loc[[("y", "weight", (0,)), ("y", "weight", (1,))], "lower"].isna().all()
+    assert drawn.loc[[("x", "loc", ()), ("y", "loc", ())], "lower"].notna().sum() >= 1
+    notes = result.summary(errors="bootstrap", draws=10).to_frame()["note"]
+    assert notes[["y.weight[u]", "y.weight[x]"]].tolist() == ["not identified"] * 2

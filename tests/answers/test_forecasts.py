@@ -49,3 +49,17 @@ def test_few_steps_leave_the_parameters_open_and_a_result_says_so():
     assert 1.1 < reach[1] / reach[0] < 3
     assert list(unsure.columns) == list(known.columns)
     pd.testing.assert_frame_equal(result.forecast(steps, 3, draws=100), result.forecast(steps, 3, draws=100))
+
+
+def test_a_forecast_by_what_no_data_tell_has_no_interval():
+    rng = np.random.default_rng(0)
+    x = np.zeros(120)
+    for step in range(1, 120):
+        x[step] = 0.6 * x[step - 1] + rng.normal()
+    table = pd.DataFrame({"x": x, "g": 1.0})
+    model = otp.Model(otp.Graph([otp.lag("x", "x"), ("g", "x")]), {"x": m.Normal(), "g": m.Given()})
+    result = otp.fit(model, table)
+    # the slope of a covariate that never varied and the intercept trade off: only their sum is known
+    same, other = (result.forecast(table, 2, given=pd.DataFrame({"g": [g, g]}), draws=100) for g in (1.0, 5.0))
+    assert same["x.lower"].notna().all()
+    assert other["x.lower"].isna().all()

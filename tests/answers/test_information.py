@@ -8,8 +8,8 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.answers import notes
-from otpdag.answers.notes import flat_directions, row_information
-from otpdag.answers.standard_errors import Information, covariance_on_rows, information_at
+from otpdag.answers.notes import flat_directions, point_of, row_information
+from otpdag.answers.standard_errors import Information, information_at, likelihood_of_rows
 from otpdag.data import Schema, encode
 from otpdag.errors import ModelError
 from otpdag.problem import curvature
@@ -52,7 +52,8 @@ def test_rows_of_a_normal_column_tell_of_mean_and_scale_what_fisher_says():
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     otp.fit(model, table)
     batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=[])
-    found = covariance_on_rows(model.fitted, batch)
+    point = point_of(model.fitted, model.fitted.structure.parameters())
+    found = information_at(likelihood_of_rows(model.fitted, batch), point).covariance
     structure, spread = model.fitted.structure, table["x"].std(ddof=0)
     loc, scale = (list(structure.parameters()).index(structure.keys["x"][name]) for name in ("loc", "scale"))
     unit = float(structure.parameters()[structure.keys["x"]["loc"]].unit.flatten()[0])

@@ -44,3 +44,15 @@ def test_the_facts_are_those_of_the_data():
     assert "missing cells: 0" in text
     assert "k.weight[b, 1]" in text
     assert "<table" in result.summary()._repr_html_()
+
+
+def test_all_intervals_have_one_default_level():
+    from inspect import signature
+
+    from otpdag.cli import commands
+
+    asked = [otp.Model.effect, otp.Model.forecast, commands.summary, commands.forecast, commands.effect]
+    asked += [
+        getattr(otp.FitResult, name) for name in ("effect", "forecast", "intervals", "standard_errors", "summary")
+    ]
+    assert {signature(one).parameters["level"].default for one in asked} == {0.95}

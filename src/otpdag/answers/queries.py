@@ -6,10 +6,7 @@ An intervention cuts the edges into its node and sets it (Pearl, 2009),
 
 so that a question is always one of the model, or of the model with fewer edges: sums along the graph answer both.
 
-Effects are differences of such answers after interventions, with intervals by the delta method. Counterfactuals of rows
-abduct, act and predict (Pearl, 2009, section 7.1): what a row shows tells the noise :math:`u_v` of every mechanism, or
-its distribution where nodes are hidden, cells missing or values discrete; an intervention replaces some mechanisms; the
-others make new values of the same noise.
+Effects are differences of such answers after interventions, with intervals by the delta method.
 """
 
 from __future__ import annotations
@@ -18,17 +15,19 @@ import html
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.answers.identification import Identification, identify
-from otpdag.answers.notes import point_of
-from otpdag.answers.standard_errors import Information, delta_errors
+from otpdag.answers.notes import point_of, row_information
+from otpdag.answers.standard_errors import Errors, Information, delta_errors, information_at
 from otpdag.data import Batch, Schema, decode
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
@@ -39,11 +38,11 @@ from otpdag.likelihood.elimination.posterior import likeliest_states, node_momen
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
-from otpdag.mechanisms.base import Family, abducted, can_abduct
+from otpdag.mechanisms.base import Family
 from otpdag.numerics import bounded_threads
-from otpdag.problem import differences
+from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral_sequences, batch_of
-from otpdag.structure import Naturals, Structure, columns_of, unpack
+from otpdag.structure import Naturals, Structure, columns_of
 
 
 @dataclass(frozen=True)
@@ -183,45 +182,6 @@ def joint_probabilities(
     return total
 
 
-Setting = Tensor | Callable[[Mapping[str, Tensor]], Tensor]
-"""Values (1, N, width), or what makes them (1, N draws, width) of those (N, draws, width) that all nodes had."""
-
-
-def counterfactual_draws(
-    fitted: Fitted, batch: Batch, settings: Mapping[str, Setting], draws: int, seed: int
-) -> dict[str, Tensor]:
-    """What rows would have been: values (N, draws, width) of all nodes.
-
-    Nodes that do not descend from one that is set keep the values that they had; of what was hidden or missing, draws.
-    """
-    structure = fitted.structure
-    before = posterior_draws(fitted, batch, draws, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    after = dict(before)
-    changed: set[str] = set()
-    for node in structure.graph.order:
-        mechanism, parents = structure.mechanisms[node], structure.graph.parents(node)
-        if node in settings:
-            setting = settings[node]
-            made = setting(before) if callable(setting) else setting
-            after[node] = made.reshape(batch.rows, -1, made.shape[-1]).expand_as(before[node])
-            changed.add(node)
-        elif changed & set(parents):
-            if not can_abduct(mechanism):
-                raise ModelError(
-                    f"a counterfactual needs the noise of node {node!r}; {type(mechanism).__name__} cannot recover it"
-                )
-            params = fitted.naturals[node]
-            shape = (1, *before[node].shape[:2], mechanism.noise.dim)
-            uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
-            own = {parent: before[parent].unsqueeze(0) for parent in parents}
-            noise = abducted(mechanism, params, before[node].unsqueeze(0), own, uniform)
-            new = {parent: after[parent].unsqueeze(0) for parent in parents}
-            after[node] = mechanism.forward(params, new, noise)[0].detach().expand_as(before[node])
-            changed.add(node)
-    return after
-
-
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
@@ -271,9 +231,9 @@ def effect_of(
     values: Sequence[Any],
     seen: Mapping[str, Tensor],
     names: Sequence[str],
-    information: Information | None,
+    problem: Problem | None,
+    errors: Errors,
     level: float,
-    least: float = 1e-4,
 ) -> Effect:
     """Ask for an outcome after a treatment is set to each of some values; and, for the delta method, around it.
 
@@ -285,8 +245,8 @@ def effect_of(
         values: What a user calls these.
         seen: What the effect is conditional on (1, 1, width).
         names: Coordinates or levels of the outcome.
-        information: What is known of the raw parameters; None if the effect has no interval.
-        least: Of its slope, along what is not told: more than rounding, where the graph does not identify the effect.
+        problem: What the model was fitted by; None if the effect has no interval.
+        errors: Where standard errors come from.
         level: Nominal coverage of the interval.
     """
     cut = with_nodes_set(fitted, done=(treatment,), shown=tuple(seen))
@@ -303,14 +263,18 @@ def effect_of(
 
     effect = change(fitted.naturals)[0]
     error, identification = torch.full_like(effect, torch.nan), identify(fitted.structure.graph, treatment, outcome)
-    if information is not None and identification.by == "no effect":
+    if problem is not None and identification.by == "no effect":
         error = torch.zeros_like(effect)
-    elif information is not None:
+    elif problem is not None:
         above = {node for one in (outcome, *seen) for node in (one, *cut.structure.graph.ancestors(one))}
-        slopes = _slopes(fitted, change, above - {treatment}, len(information.matrix))
-        # what the graph does not identify has to be told by the likelihood without a doubt
-        untold = information.untold(slopes) if identification else information.untold(slopes, least, least)
-        error = delta_errors(slopes, information.covariance).where(torch.from_numpy(~untold), torch.nan)
+        slopes = partial(_slopes, problem, change, above - {treatment})
+        point = point_of(fitted, problem.shapes)
+        known = information_at(problem, point, errors)
+        if identification:  # a function of what is seen: by a share of the slope that is no rounding, data lack
+            untold = known.untold(slopes(point), least=0.05)
+        else:
+            untold = known.untold(slopes(point)) | _is_untold_elsewhere(problem, point, slopes)
+        error = delta_errors(slopes(point), known.covariance).where(torch.from_numpy(~untold), torch.nan)
         identification = replace(identification, told=not bool(untold.any()))
     reach = float(special.ndtri((1 + level) / 2)) * error
     index = pd.MultiIndex.from_product([list(values)[1:], list(names)], names=[treatment, outcome])
@@ -322,23 +286,36 @@ def effect_of(
     return Effect(treatment, outcome, table, told, identification)
 
 
-def _slopes(fitted: Fitted, change: Callable[[Naturals], Tensor], relevant: Collection[str], size: int) -> Tensor:
-    """Derivatives of differences (1, differences) in so many raw parameters (differences, P); the last are of maps.
+def _slopes(problem: Problem, change: Callable[[Naturals], Tensor], relevant: Collection[str], point: Tensor) -> Tensor:
+    """Derivatives of differences (1, differences) at a point (1, P) of the raw parameters (differences, P).
 
     What lies neither above the outcome nor above what is conditioned on has no say.
     """
-    structure = fitted.structure
-    shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
-    point = point_of(fitted, shapes)
-    free = columns_of(shapes, {key for node in relevant for key in structure.keys[node].values()})
+    keys = {key for node in relevant for key in problem.structure.keys[node].values()}
+    free = columns_of(problem.shapes, keys)
 
     def changed(points: Tensor) -> Tensor:
-        return change(structure.naturals(unpack(points, shapes)))
+        return change(problem.naturals(points))
 
-    slopes = torch.zeros(changed(point).shape[1], size, dtype=torch.float64)
+    slopes = torch.zeros(changed(point).shape[1], point.shape[1], dtype=torch.float64)
     if bool(free.any()):
-        slopes[:, : len(free)][:, free] = differences(changed, point, torch.eye(len(free)).to(point)[free], at_once=1).T
+        slopes[:, free] = differences(changed, point, torch.eye(len(free)).to(point)[free], at_once=1).T
     return slopes
+
+
+def _is_untold_elsewhere(
+    problem: Problem, point: Tensor, slopes: Callable[[Tensor], Tensor], move: float = 0.3, least: float = 1e-4
+) -> NDArray[np.bool_]:
+    """Which differences move along what no row tells, at parameters (1, P) so far from the estimate.
+
+    Where hidden classes are equal, say, an effect stands still along what is not told, but at no other point. There
+    the scores of all rows are zero along it, too, if the form of the mechanisms is why it is not told.
+    """
+    assert isinstance(problem, Units), "there is no information without rows"
+    moved = point + move * torch.randn(point.shape, generator=torch.Generator().manual_seed(0), dtype=point.dtype)
+    size = 2 * point.shape[1]
+    known = Information(row_information(problem, moved, rows=max(400, size), groups=size))
+    return known.untold(slopes(moved), least, least)
 
 
 # -- forecasts ---------------------------------------------------------------------------------------------------------

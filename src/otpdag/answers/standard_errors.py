@@ -125,6 +125,13 @@ class Information:
         inverse = (root * torch.where(values > FLAT, 1 / values.clamp(min=FLAT), 0.0)) @ root.mT
         return inverse if self.scores is None else inverse @ (self.scores.mT @ self.scores) @ inverse
 
+    def likely_points(self, point: Tensor, draws: int, seed: int) -> Tensor:
+        """Parameters (draws, P) drawn around the end of a fit (1, P); what the data do not tell stays where it is."""
+        values, vectors = torch.linalg.eigh(self.covariance)
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(draws, len(values), generator=generator, dtype=values.dtype)
+        return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
+
     def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> NDArray[np.bool_]:
         """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
 
@@ -156,20 +163,11 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
     return Information(second, _unit_slopes(problem, point) if robust else None).without(moves)
 
 
-def information_on_rows(fitted: Fitted, batch: Batch) -> Information:
-    """What is known of a model's raw parameters, where its likelihood of these rows is largest."""
+def likelihood_of_rows(fitted: Fitted, batch: Batch) -> Problem:
+    """The likelihood of rows as a function of a model's raw parameters."""
     fitted.check_densities("the information of rows")
     shapes = {key: parameter.shape for key, parameter in fitted.structure.parameters().items()}
-    problem = row_problem(RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm()), batch, 0)
-    return information_at(problem, point_of(fitted, shapes))
-
-
-def likely_points(problem: Problem, point: Tensor, draws: int, *, errors: Errors, seed: int) -> Tensor:
-    """Parameters (draws, P) drawn around the end of a fit (1, P); what the data do not tell stays where it is."""
-    values, vectors = torch.linalg.eigh(information_at(problem, point, errors).covariance)
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(draws, len(values), generator=generator, dtype=values.dtype)
-    return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
+    return row_problem(RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm()), batch, 0)
 
 
 def _flat_moves(problem: Units, point: Tensor) -> Tensor:

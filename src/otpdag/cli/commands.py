@@ -362,7 +362,7 @@ def forecast(
     model_path: c.ModelPath,
     data: c.DataPath,
     steps: Annotated[int, typer.Option(min=1, max=100_000, help="How many steps to look ahead.")] = 10,
-    level: Annotated[float, typer.Option(help="Share of futures that an interval holds.")] = 0.9,
+    level: Annotated[float, typer.Option(help="Share of futures that an interval holds.")] = 0.95,
     seed: c.Seed = 0,
     sequence: c.SequenceColumn = None,
     time: c.TimeColumn = None,
@@ -388,7 +388,7 @@ def effect(
     data: Annotated[
         Path | None, typer.Option(metavar="DATA", help="The table of the fit, for standard errors and intervals.")
     ] = None,
-    level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.9,
+    level: Annotated[float, typer.Option(help="Coverage of the intervals.")] = 0.95,
     as_json: c.AsJson = False,
 ) -> None:
     """Tell what setting one node does to another, and whether the graph allows to know it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from otpdag.answers.linear_normal import (
 )
 from otpdag.answers.notes import point_of
 from otpdag.answers.queries import Effect
-from otpdag.answers.standard_errors import Errors, information_at, likely_points, standard_errors, without_errors
+from otpdag.answers.standard_errors import Errors, information_at, standard_errors, without_errors
 from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.data import Batch
 from otpdag.engine.method import Method
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 PARAMETER_DRAWS = 50
 """Sets of parameters from which a forecast draws futures: the variance between them is known to a fifth."""
+
+MOVE, FUTURES_COMPARED = 0.3, 200
+"""How far what no data tell is moved, in raw units of order one, to see whether so many futures follow."""
 
 PICTURES = ("classes", "effects", "estimates", "fit", "hidden")
 
@@ -141,7 +145,7 @@ class FitResult:
             return np.zeros(0, dtype=np.int64)
         return np.flatnonzero(self.row_weights < 0.5)
 
-    def intervals(self, *, draws: int = 200, level: float = 0.9, seed: int = 0, jobs: int = 1) -> pd.DataFrame:
+    def intervals(self, *, draws: int = 200, level: float = 0.95, seed: int = 0, jobs: int = 1) -> pd.DataFrame:
         """Bootstrap intervals of the parameters: the fit repeated on resampled rows, from the estimate on.
 
         Of sequences, whole ones are resampled; fewer than thirty are cut in pieces first.
@@ -195,6 +199,10 @@ class FitResult:
         names = named.loc[~named["fixed"], "at"]
         if len(names) == len(table):
             table["at"] = names.to_numpy()
+            notes = self._by_curvature(level, "information")[0]["note"]
+            # a resample that starts where the fit ended leaves what no data tell where it is
+            untold = (notes[notes != "fixed"] == "not identified").to_numpy()
+            table.loc[untold, ["lower", "upper", "std_error"]] = np.nan
         return table
 
     def _deterministic(self, who: str) -> Problem:
@@ -277,8 +285,10 @@ class FitResult:
     def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
         drawn = self._intervals(draws, level, seed)
         table = without_errors(self.model.fitted)
+        is_free = table["note"] != "fixed"
         for column in ("std_error", "lower", "upper"):
-            table.loc[table["note"] != "fixed", column] = drawn[column].to_numpy()
+            table.loc[is_free, column] = drawn[column].to_numpy()
+        table.loc[is_free & table["lower"].isna(), "note"] = "not identified"
         stuck = drawn.attrs["stuck"]
         return table, [f"{stuck} of {draws} draws of the bootstrap did not settle"] if stuck else []
 
@@ -289,20 +299,19 @@ class FitResult:
         *,
         values: Sequence[Any] = (0, 1),
         on: Mapping[str, Any] | None = None,
-        level: float = 0.9,
+        level: float = 0.95,
         errors: Errors = "information",
     ) -> Effect:
         """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
         problem = self._deterministic("the interval of an effect needs")
-        known = information_at(problem, point_of(self.model.fitted, problem.shapes), errors)
-        return self.model.effect(treatment, outcome, values=values, on=on, level=level, information=known)
+        return self.model.effect(treatment, outcome, values=values, on=on, level=level, problem=problem, errors=errors)
 
     def forecast(
         self,
         data: Any,
         steps: int,
         *,
-        level: float = 0.9,
+        level: float = 0.95,
         draws: int = 1000,
         seed: int = 0,
         given: Any = None,
@@ -310,14 +319,27 @@ class FitResult:
     ) -> pd.DataFrame:
         """:meth:`otpdag.Model.forecast` with intervals that also count how sure the parameters are.
 
-        Futures are drawn from parameters that are drawn around the estimate, with the covariance of :meth:`summary`;
-        what the data do not determine stays where it is.
+        Futures are drawn from parameters that are drawn around the estimate, with the covariance of :meth:`summary`.
+        A column that moves with what the data do not determine has no interval.
         """
         problem = self._deterministic("the uncertainty of a forecast needs")
         estimate = point_of(self.model.fitted, problem.shapes)
-        points = likely_points(problem, estimate, PARAMETER_DRAWS, errors=errors, seed=seed)
-        naturals = [problem.naturals(point) for point in points.split(1)]
-        return self.model.forecast(data, steps, level, draws=draws, seed=seed, given=given, parameters=naturals)
+        known = information_at(problem, estimate, errors)
+
+        def ahead(points: Tensor, draws: int) -> pd.DataFrame:
+            naturals = [problem.naturals(point) for point in points.split(1)]
+            return self.model.forecast(data, steps, level, draws=draws, seed=seed, given=given, parameters=naturals)
+
+        told, flat = ahead(known.likely_points(estimate, PARAMETER_DRAWS, seed), draws), known.flat
+        if flat.shape[1]:
+            # all that is not told at once, and the same futures twice
+            moved = estimate + MOVE * flat.sum(-1) / math.sqrt(flat.shape[1])
+            here, there = (ahead(at, FUTURES_COMPARED) for at in (estimate, moved))
+            for name in (name.removesuffix(".lower") for name in told.columns if name.endswith(".lower")):
+                width = (here[f"{name}.upper"] - here[f"{name}.lower"]).abs()
+                if bool(((there[name] - here[name]).abs() > 1e-3 * width).any()):
+                    told[[f"{name}.lower", f"{name}.upper"]] = np.nan
+        return told
 
     def plot(self, what: str = "estimates", *arguments: Any, **options: Any) -> Figure:
         """A picture: ``result.plot("fit", table)`` is ``otp.plots.plot_fit(result, table)``.

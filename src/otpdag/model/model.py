@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from otpdag.answers import checks, queries
+from otpdag.answers.counterfactuals import changed_by, counterfactual_worlds
 from otpdag.answers.identification import Identification, identify
-from otpdag.answers.standard_errors import Information, free_parameters, information_on_rows
+from otpdag.answers.standard_errors import Errors, free_parameters, likelihood_of_rows
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Label, Table, decode, known_table
 from otpdag.data.columns import to_numpy
@@ -31,6 +32,7 @@ from otpdag.errors import (
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.model import archive
 from otpdag.model.base import ModelBase
+from otpdag.problem import Problem
 from otpdag.simulation import ancestral, ancestral_sequences, batch_of
 from otpdag.structure import Naturals
 
@@ -267,8 +269,9 @@ class Model(ModelBase):
         values: Sequence[Any] = (0, 1),
         on: Mapping[str, Any] | None = None,
         data: Table | None = None,
-        level: float = 0.9,
-        information: Information | None = None,
+        level: float = 0.95,
+        problem: Problem | None = None,
+        errors: Errors = "information",
     ) -> queries.Effect:
         r"""The average effect of setting a node, :math:`E[y \mid do(t)] - E[y \mid do(t_0)]`; exact.
 
@@ -280,7 +283,8 @@ class Model(ModelBase):
             data: The rows that the model was fitted to. If given, the effect has an interval, by the delta method from
                 the observed information; :meth:`otpdag.FitResult.effect` has it without.
             level: Nominal coverage of the interval.
-            information: What is known of the raw parameters, where somebody looked already.
+            problem: Instead of data, what the model was fitted by.
+            errors: Where standard errors come from, ``"information"`` or ``"sandwich"``.
 
         >>> import otpdag as otp
         >>> from otpdag import mechanisms as m
@@ -302,7 +306,7 @@ class Model(ModelBase):
             if node in below or node == outcome:
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         if data is not None:
-            information = information_on_rows(self.fitted, self._read_rows(data)[0])
+            problem = likelihood_of_rows(self.fitted, self._read_rows(data)[0])
         set_to = self._values({treatment: list(values)}, "values")[treatment]
         seen = self._values(on or {}, "on")
         if any(value.shape[1] > 1 for value in seen.values()):
@@ -320,7 +324,8 @@ class Model(ModelBase):
             values=list(values),
             seen=seen,
             names=names,
-            information=information,
+            problem=problem,
+            errors=errors,
             level=level,
         )
 
@@ -329,31 +334,49 @@ class Model(ModelBase):
         data: Table,
         do: Mapping[str, Any | Callable[[pd.DataFrame], Any]],
         *,
+        random: bool = False,
         draws: int = 100,
         seed: int = 0,
         partial: bool = False,
     ) -> pd.DataFrame:
         """What each row would have been, had some nodes been set: abduct, act, predict.
 
-        The noise of every mechanism is recovered from the row, and makes new values where an ancestor changes. Where
-        noise is not determined (hidden nodes, missing cells, discrete values), the mean over draws of it, or the
-        likeliest category.
+        The noise of every mechanism is recovered from the row, and makes new values where an ancestor changes: the
+        mean of a number; of a category the likeliest one, and beside it the probability of each (``y=1``), whose mean
+        over rows is that of the table. Sums over what a row leaves open (unknown categories, the noise of categories
+        and counts) are exact.
 
         Args:
             data: A table of rows as they were.
             do: For each node that is set a value, one for each row, or a function of the table as it was (hidden and
                 missing values drawn) that gives them: ``{"dose": lambda rows: rows["dose"] + 1}``.
-            draws: Draws of what a row leaves open.
+            random: One draw for each row instead.
+            draws: Draws where there is no sum: of unknown numbers, of noise with several coordinates.
             seed: Determines them.
             partial: Take columns that are absent for missing; otherwise they are refused.
+
+        >>> import otpdag as otp
+        >>> from otpdag import mechanisms as m
+        >>> model = otp.Model(otp.Graph([("t", "y")]), {"t": m.Bernoulli(), "y": m.Bernoulli()})
+        >>> _ = model.set_params({"t": {"probs": [0.5, 0.5]}, "y": {"probs": [[0.7, 0.3], [0.4, 0.6]]}})
+        >>> model.counterfactual(pd.DataFrame({"t": [0], "y": [0]}), {"t": 1}).round(4)
+           t  y     y=0     y=1
+        0  1  0  0.5714  0.4286
         """
         self._refuse_sequences("counterfactual")
         draws, seed = check_count("draws", draws), check_seed(seed)
         batch, index = self._read_rows(data, partial)
         settings = {node: self._setting(node, value, batch.rows) for node, value in check_mapping("do", do).items()}
-        after = queries.counterfactual_draws(self.fitted, batch, settings, draws, seed)
-        central = {node: self.spaces[node].central(after[node], 1) for node in self.graph.nodes}
-        return self._table(central, index)
+        worlds = counterfactual_worlds(self.fitted, batch, settings, draws=draws, seed=seed, whole=random)
+        if random:
+            worlds = worlds.sampled(batch.rows, torch.Generator().manual_seed(seed + 2))
+        expected = {node: worlds.expected(node, batch.rows) for node in self.graph.nodes}
+        table = self._table(expected, index)
+        for node in () if random else changed_by(self.graph, settings):
+            is_discrete, column = self.spaces[node].is_discrete, self._known_schema()[node]
+            names = [f"{node}={label}" for label in self.labels(node)] if is_discrete else list(column.names)
+            table[names] = expected[node].numpy()  # the mean of a count is no count
+        return table
 
     # -- sequences ------------------------------------------------------------------------------------------------
 
@@ -361,7 +384,7 @@ class Model(ModelBase):
         self,
         data: Table | SequenceTable,
         steps: int,
-        level: float = 0.9,
+        level: float = 0.95,
         *,
         draws: int = 1000,
         seed: int = 0,
