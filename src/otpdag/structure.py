@@ -18,6 +18,7 @@ from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
 from otpdag.mechanisms.base import Family, Parents
 from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
+from otpdag.mechanisms.simulator import Simulator
 from otpdag.spaces import Count, Discrete, Real, Space
 
 Theta = Mapping[str, Tensor]
@@ -182,11 +183,25 @@ class Structure:
 
     @property
     def rows_needed(self) -> int:
-        """How many rows the hungriest node needs: one for each slope, and one for each other learned parameter."""
-        learned = [{k: p for k, p in one.declared().items() if p.learned} for one in self.mechanisms.values()]
+        """How many rows the hungriest node needs: one for each slope, and one for each other learned parameter.
+
+        A path is many observations in one row.
+        """
+        several = [one for one in self.mechanisms.values() if not getattr(one, "path", False)]
+        learned = [{k: p for k, p in one.declared().items() if p.learned} for one in several]
         return max(
-            (sum(p.shape[0] if name == "weight" else 1 for name, p in own.items()) for own in learned), default=1
+            (sum(p.shape[0] if name == "weight" else 1 for name, p in own.items()) for own in learned), default=0
         )
+
+    @property
+    def has_simulators(self) -> bool:
+        """Whether a node is a function that only simulates."""
+        return any(isinstance(one, Simulator) for one in self.mechanisms.values())
+
+    @property
+    def begins_anywhere(self) -> bool:
+        """Whether a simulator has a parameter with bounds and no place to start."""
+        return any(isinstance(one, Simulator) and None in one.settings.values() for one in self.mechanisms.values())
 
     @property
     def ties_parameters(self) -> bool:

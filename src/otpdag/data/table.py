@@ -260,8 +260,9 @@ def read_cells(
     weights: npt.ArrayLike | Tensor | None = None,
     partial: bool = False,
     largest: float | None = None,
+    least: int = 2,
 ) -> Cells:
-    """Check a table, as :func:`encode` does, and leave its cells where they are."""
+    """Check a table, as :func:`encode` does, and leave its cells where they are; it needs so many rows at ``least``."""
     hidden = set(hidden)
     read = {node: column for node, column in schema.columns.items() if node not in hidden}
     frame = frame_of(data, read)
@@ -271,8 +272,9 @@ def read_cells(
             check_unseen(known, node, column)
         elif not partial:
             check_seen(frame.columns, node, column, known)
-    if len(frame) < (1 if partial else 2):
-        raise DataError(f"data must have at least {1 if partial else 2} rows; got {len(frame)}")
+    least = 1 if partial else least
+    if len(frame) < least:
+        raise DataError(f"data must have at least {least} rows; got {len(frame)}")
     weight = read_weights(weights, len(frame))
     bound = largest or (np.inf if partial else LARGEST)
     cells = {node: _checked_cells(frame, node, read[node], partial=partial, largest=bound) for node in read}

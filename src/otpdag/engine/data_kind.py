@@ -46,7 +46,7 @@ from otpdag.mechanisms import Normal
 from otpdag.model import Model
 from otpdag.problem import Problem, RowObjective, Units, units_of
 from otpdag.settings import ClosedForm, SumSizes
-from otpdag.structure import Structure, Theta, pack, unpack
+from otpdag.structure import Structure, Theta, pack, parameter_places, unpack
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class DataKind(ABC):
         """
         hidden = [self.structure.mechanisms[node].space for node in self.structure.graph.hidden]
         many = any(space.is_countable for space in hidden) and not method.optimiser.is_stochastic
-        return (MANY_STARTS if many else FEW_STARTS) if hidden else 1
+        return (MANY_STARTS if many else FEW_STARTS) if hidden or self.structure.begins_anywhere else 1
 
     def course(self, method: Method) -> SearchSchedule:
         """Sizes of the search's stages if the user does not say."""
@@ -208,6 +208,13 @@ quarter of such a fit of 100,000 rows."""
 LIKELY_ROWS = 2_000
 """Rows on which maximum likelihood makes a start of transport."""
 
+PLACES, CHECKED_PLACES = 256, 8
+"""Places between bounds that are looked at before a simulator's parameters are descended from the best, and how many
+tell whether its values jump."""
+
+AROUND = 0.5
+"""Where a simulator's parameters start, other places are so far away, in logarithms or shares of a bound."""
+
 COMPARED_STEPS = 60
 """Steps of the best starts where all rows are compared with the model: after fifteen, one that ends at 0.012 may be
 ahead of one that ends at 0.007. What is left to do of the best is so much less, so that a fit takes as long."""
@@ -253,7 +260,8 @@ class TableData(DataKind):
         """
         structure = model.structure
         schema = Schema.of(model.spaces, model.graph, table)
-        cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights)
+        least = min(2, structure.rows_needed + 1)
+        cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights, least=least)
         check_rows(structure, cells.rows)
         structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
         if device == "cpu" and not every_row and _is_read_in_sums(structure, cells):
@@ -365,6 +373,8 @@ class TableData(DataKind):
         course = (
             SearchSchedule() if method.objective.is_sum_over_rows else SearchSchedule(finalist_steps=COMPARED_STEPS)
         )
+        if self.structure.begins_anywhere:  # the best of many places, each of which costs a simulation
+            course = replace(course, finalists=1)
         if self.read.rows < FROM_ROWS:
             return replace(course, finalist_gap=FINALIST_GAP if method.objective.is_sum_over_rows else None)
         return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
@@ -398,6 +408,8 @@ class TableData(DataKind):
         points = torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
         if isinstance(problem, TransportRows) and len(points) > 1 and problem.has_densities:
             points[0] = _likeliest(layout, self.batch.widened(), points, seed)
+        if isinstance(problem, TransportRows) and layout.structure.begins_anywhere:
+            points = _nearest(layout, problem, points, seed)
         return points
 
     def columns(self) -> tuple[Schema, dict[str, float]]:
@@ -476,7 +488,12 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     """Rows in closed form or drawn, or compared with the model."""
     structure, shapes, objective = layout.structure, layout.shapes, method.objective
     if objective.direct is not None:
-        return transport_rows(structure, batch.widened(), shapes, objective.direct, seed)
+        compared = transport_rows(structure, batch.widened(), shapes, objective.direct, seed)
+        if not structure.has_simulators:
+            return compared
+        begin = one_start(layout, batch.first(START_ROWS), 0, seed, first=True)
+        places = _nearest(layout, compared, _places(layout, begin.repeat(CHECKED_PLACES, 1), seed), seed, PLACES // 4)
+        return replace(compared, jumps=compared.subset(START_ROWS, coarse=True).contradicts_slopes(places))
     if isinstance(method.evaluation, Drawn):
         return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
@@ -496,6 +513,25 @@ def _likeliest(layout: Layout, batch: Batch, points: Tensor, seed: int) -> Tenso
     about = RowObjective(layout.structure, layout.shapes, method.objective, ClosedForm())
     ended = search(row_problem(about, rows, seed), points, SearchSchedule(), Searcher(method.optimiser, seed))
     return points[0] if bool(ended.failed[0]) else ended.point[0]
+
+
+def _places(layout: Layout, points: Tensor, seed: int) -> Tensor:
+    """The same points with simulators' parameters anywhere: between their bounds, or around where they start."""
+    generator, columns = torch.Generator().manual_seed(seed), parameter_places(layout.shapes)
+    places = points + AROUND * torch.randn(points.shape, generator=generator, dtype=points.dtype)
+    for node, names in layout.structure.keys.items():
+        for name, raw in layout.structure.mechanisms[node].initial_raw(len(places), generator, first=False).items():
+            places[:, columns[names[name]].flatten()] = raw.reshape(len(places), -1).to(places)
+    return places
+
+
+def _nearest(layout: Layout, problem: TransportRows, points: Tensor, seed: int, many: int = PLACES) -> Tensor:
+    """Of so ``many`` places where a simulator may begin, those of least cost (R, P): beside a descent, a look is cheap."""
+    few = problem.subset(START_ROWS, coarse=True)
+    places = torch.cat([points, _places(layout, points.repeat(-(-many // len(points)), 1), seed + 1)])
+    with torch.no_grad():
+        cost = torch.cat([few.laid_out_for(part).loss(part).total.expand(len(part)) for part in places.split(16)])
+    return places[cost.nan_to_num(torch.inf).argsort()[: len(points)]]
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:

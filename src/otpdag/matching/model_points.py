@@ -22,6 +22,7 @@ from otpdag.data import Batch
 from otpdag.settings import Direct
 from otpdag.structure import Naturals, Structure
 
+FEWEST_PATHS = 32  # windows of one path depend on each other
 EDGE = 1e-9  # quasi-random numbers nearer to zero or one would be noise of more than six standard deviations
 
 
@@ -99,13 +100,17 @@ class ModelPoints:
         )
 
 
-def lay_out(structure: Structure, batch: Batch, direct: Direct, seed: int) -> ModelPoints:
-    """Choose the points: as many for each listed state, and covariates in proportion to the weights of their rows."""
+def lay_out(structure: Structure, batch: Batch, direct: Direct, seed: int, windows: int = 1) -> ModelPoints:
+    """Choose the points: as many for each listed state, and covariates in proportion to the weights of their rows.
+
+    A point that is a path has so many ``windows``, and is one of fewer.
+    """
     like, listed = batch.weight[:1], listed_nodes(structure, direct.states)
     sizes = [structure.mechanisms[node].space.width for node in listed]
     states, nodes = math.prod(sizes), [n for n in structure.graph.order if n not in (*listed, *structure.given)]
     is_noisy = structure.given or any(structure.mechanisms[node].noise.dim for node in nodes)
-    each = max(1, direct.points // states) if is_noisy else 1
+    total = max(direct.points // windows, min(direct.points, FEWEST_PATHS))
+    each = max(1, total // states) if is_noisy else 1
     index = torch.cartesian_prod(torch.zeros(1).long(), *(torch.arange(size) for size in sizes)).reshape(states, -1)
     values = {
         node: torch.nn.functional.one_hot(index[:, at], size).to(like).repeat_interleave(each, 0).unsqueeze(0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +23,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
+from otpdag.errors import ModelError
 from otpdag.structure import Structure
 
 MOST_LEVELS = 8192  # levels at which a quantile function of rows is kept; of more rows, means between levels
@@ -36,31 +37,65 @@ class Columns:
     places: Mapping[str, slice]
     centre: Tensor
     spread: Tensor
+    paths: Mapping[str, int] = field(default_factory=dict)
+    """Nodes that are paths, which are compared by windows of so many steps."""
+    windows: int = 1
+    """Of each row."""
 
     @classmethod
-    def of(cls, structure: Structure, batch: Batch) -> Columns:
+    def of(cls, structure: Structure, batch: Batch, window: int = 1) -> Columns:
         """Median and spread of the cells that are seen; categories are one apart wherever they differ."""
         places, centres, spreads, begin = {}, [], [], 0
+        paths, windows = _paths(structure, window)
         for node in structure.graph.observed:
             space = structure.mechanisms[node].space
-            places[node] = slice(begin, begin := begin + space.width)
+            places[node] = slice(begin, begin := begin + paths.get(node, space.width))
             if space.is_discrete:
                 centres.append(batch.weight.new_zeros(space.width))
                 spreads.append(batch.weight.new_full((space.width,), math.sqrt(2.0)))
                 continue
-            seen = batch.values[node][0][batch.mask[node][0].all(-1)].to(batch.weight)
+            value, mask = batch.values[node][0], batch.mask[node][0]
+            if node in paths:
+                seen = value[mask.expand_as(value)].unsqueeze(-1).to(batch.weight).expand(-1, paths[node])
+            else:
+                seen = value[mask.all(-1)].to(batch.weight)
             centre = seen.median(0).values
             mad = CONSISTENT_MAD * (seen - centre).abs().median(0).values
             spread = torch.where(mad > 0, mad, seen.std(0, correction=0))
             centres.append(centre)
             spreads.append(torch.where(spread > 0, spread, 1.0))
-        return cls(places, torch.cat(centres), torch.cat(spreads))
+        return cls(places, torch.cat(centres), torch.cat(spreads), paths, windows)
 
     def of_values(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Values (R or 1, M, width) of the observed nodes as rows (R or 1, M, d)."""
-        own = [values[node] for node in self.places]
+        """Values (R or 1, M, width) of the observed nodes as rows (R or 1, M, d), or as all windows of these."""
+        return (self.side_by_side(values) - self.centre) / self.spread
+
+    def side_by_side(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The same in the units in which they come; also of masks (R or 1, M, cells)."""
+        own = [self._windows_of(node, values[node]) for node in self.places]
         shape = np.broadcast_shapes(*(value.shape[:-1] for value in own))
-        return (torch.cat([value.expand(*shape, -1) for value in own], -1) - self.centre) / self.spread
+        return torch.cat([value.expand(*shape, -1) for value in own], -1).flatten(-3, -2)
+
+    def _windows_of(self, node: str, value: Tensor) -> Tensor:
+        """Values (R, M, width) as windows (R, M, W or 1, steps), or as they are."""
+        if node in self.paths:
+            return value.unfold(-1, self.paths[node], 1)
+        width = self.places[node].stop - self.places[node].start
+        return value.expand(*value.shape[:-1], width).unsqueeze(-2).expand(*value.shape[:-1], self.windows, width)
+
+    def of_weights(self, weight: Tensor) -> Tensor:
+        """Weights (R, M) of rows as those of all their windows."""
+        return weight if self.windows == 1 else weight.repeat_interleave(self.windows, -1) / self.windows
+
+
+def _paths(structure: Structure, window: int) -> tuple[dict[str, int], int]:
+    """Steps of a window of each observed node that is a path, and how many windows a row has."""
+    mechanisms = structure.mechanisms
+    paths = {n: mechanisms[n].space.width for n in structure.graph.observed if getattr(mechanisms[n], "path", False)}
+    if len(set(paths.values())) > 1:
+        raise ModelError(f"paths must have the same number of steps to be compared; got {paths}")
+    length = max(paths.values(), default=1)
+    return dict.fromkeys(paths, min(window, length)), length - min(window, length) + 1 if paths else 1
 
 
 def neighbourhoods(structure: Structure) -> list[tuple[str, ...]]:
@@ -88,7 +123,7 @@ def directions(
 
 @dataclass(frozen=True)
 class ComparedRows:
-    """Rows (R or 1, N, d) with weights (R or 1, N), ready to be compared with points."""
+    """Rows (R or 1, N, d) with weights (R or 1, N), or one for each direction (1, K, N), ready to be compared."""
 
     rows: Tensor
     weight: Tensor
@@ -117,9 +152,9 @@ class Quantiles:
 
     @classmethod
     def of(cls, along: Tensor, weight: Tensor) -> Quantiles:
-        """Sort rows (R or 1, K, N) with weights (R or 1, N) once; of many, keep means between even levels."""
+        """Sort rows (R or 1, K, N) with weights (R or 1, [K,] N) once; of many, keep means between even levels."""
         values, ends = _sorted_steps(along, weight / weight.sum(-1, keepdim=True))
-        exact = cls(values, ends, is_even=bool((weight == weight[:1, :1]).all()))
+        exact = cls(values, ends, is_even=bool((weight == weight.flatten()[0]).all()))
         if values.shape[-1] <= MOST_LEVELS:
             return exact
         even = (torch.arange(1, MOST_LEVELS + 1).to(values) / MOST_LEVELS).expand(*ends.shape[:-1], -1)
@@ -176,7 +211,7 @@ def _sorted_steps(along: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Values (R or 1, K, N) in order, and levels up to which each is the quantile; numpy sorts faster than torch."""
     order = torch.from_numpy(np.argsort(along.detach().cpu().numpy(), -1)).to(along.device)
     shape = np.broadcast_shapes(along.shape, (len(weight), 1, 1))
-    own = weight.unsqueeze(-2).expand(shape).gather(-1, order.expand(shape))
+    own = (weight.unsqueeze(-2) if weight.ndim == 2 else weight).expand(shape).gather(-1, order.expand(shape))
     return along.gather(-1, order).expand(shape), own.cumsum(-1)
 
 

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from otpdag.data import Batch, random_part
+from otpdag.divergences import SlicedWasserstein
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.matching.model_points import ModelPoints, lay_out
 from otpdag.matching.transport_cost import Columns, ComparedRows, directions, neighbourhoods
 from otpdag.numerics import FixedPoint
-from otpdag.problem import LossTerms, Pace, Refinement, TableRows
+from otpdag.problem import LossTerms, Pace, Refinement, TableRows, differences, with_gradient
 from otpdag.settings import Direct
 from otpdag.structure import Naturals, Structure
 
@@ -53,18 +55,49 @@ class TransportRows(TableRows):
     """The rows, completed once there is an estimate."""
     course: FixedPoint = field(default_factory=FixedPoint)
     """Estimates at which rows were completed and points drawn, and what became of them."""
+    jumps: bool = False
+    """Whether the cost is differentiated by differences: simulated values jump, or have no gradient."""
     is_fine: bool = False
     """Whether points are as many as for a last look."""
 
     def loss(self, point: Tensor) -> LossTerms:
-        """The transport cost."""
-        cost = self.compared.cost(*self.model_side(point))
+        """The transport cost, with its gradient: by differences where a simulator has none."""
+        cost = with_gradient(self._cost_and_slope, point) if self.jumps else self._cost(point)
         return LossTerms.of(cost, direct=cost)
+
+    def _cost(self, point: Tensor) -> Tensor:
+        return self.compared.cost(*self.model_side(point))
+
+    def _cost_and_slope(self, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
+        """Costs (R,), and their central differences (R, P) over what so many points can tell apart.
+
+        Noise is held fixed, and nothing is asked of the simulators but values.
+        """
+        with torch.no_grad():
+            cost = self._cost(point).expand(len(point))
+            step = (self.points.size * self.columns.windows) ** -0.5
+            moves = torch.eye(point.shape[1] if slope else 0, point.shape[1]).to(point)
+            each = [differences(self._cost, one[None], moves, step=step) for one in point] if slope else []
+            return cost, torch.stack(each) if slope else torch.zeros_like(point)
+
+    def contradicts_slopes(self, places: Tensor, misled: float = 0.2) -> bool:
+        """Whether differences contradict the gradient at half of these places (R, P).
+
+        The gradient through a simulator knows nothing of rows that would jump, from one branch or count to another.
+        """
+        wrong = []
+        for place in places.split(1):
+            leaf = place.detach().clone().requires_grad_(True)
+            cost = self._cost(leaf).sum()
+            through = torch.autograd.grad(cost, leaf)[0] if cost.requires_grad else torch.zeros_like(leaf)
+            slope = self._cost_and_slope(place, True)[1]
+            wrong.append(float((through - slope).norm() / slope.norm().clamp(min=1e-12)))
+        return float(np.median(wrong)) > misled
 
     def model_side(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Points of the model (R or 1, M, d) in units of the columns, and their weights (R or 1, M)."""
         values, log_weight = self.points.at(self.naturals(point))
-        return self.columns.of_values(values), torch.softmax(log_weight, -1)
+        return self.columns.of_values(values), self.columns.of_weights(torch.softmax(log_weight, -1))
 
     @property
     def pace(self) -> Pace:
@@ -94,12 +127,15 @@ class TransportRows(TableRows):
         return not bool(self._seen.all()) and self.has_densities
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
-        """Whether rows with gaps took part."""
+        """Whether rows with gaps took part, and what the gradient is."""
+        said = ("simulated values jump or have no gradient: the cost was differentiated by differences",)
+        said = said if point is not None and self.jumps else ()
         if point is None or bool(self._seen.all()) or self._can_complete:
-            return ()
+            return said
         return (
-            f"{int((~self._seen).sum())} rows with gaps were left out: what they miss has no density to draw it from; "
-            "that is right if gaps do not depend on any value; see docs/missing-data.md",
+            *said,
+            f"{int((~self._seen).sum())} rows with gaps were compared by what they show only: what they miss has no "
+            "density to draw it from; that is right if gaps do not depend on any value; see docs/missing-data.md",
         )
 
     # -- other rows ---------------------------------------------------------------------------------------------------
@@ -109,11 +145,15 @@ class TransportRows(TableRows):
         part = random_part(self.rows, rows, self.seed)
         batch = self.batch if part is None else self.batch.take(part)
         direct = replace(self.direct, points=max(1, self.direct.points // 4)) if coarse else self.direct
-        return transport_rows(self.structure, batch, self.shapes, direct, self.seed)
+        if coarse and self.columns.windows > 1 and isinstance(direct.divergence, SlicedWasserstein):
+            few = max(1, direct.divergence.projections // 4)
+            direct = replace(direct, divergence=replace(direct.divergence, projections=few))
+        return replace(transport_rows(self.structure, batch, self.shapes, direct, self.seed), jumps=self.jumps)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> TransportRows:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return transport_rows(self.structure, self.drawn(point, size, seed), self.shapes, self.direct, seed)
+        rows = self.drawn(point, size, seed)
+        return replace(transport_rows(self.structure, rows, self.shapes, self.direct, seed), jumps=self.jumps)
 
     def reweighted(self, factors: Tensor) -> TransportRows:
         """Rows whose weights are multiplied by ``factors`` (R, N); gaps are completed anew."""
@@ -153,15 +193,33 @@ class TransportRows(TableRows):
     def _finer(self, point: Tensor) -> Refinement:
         """The same rows and more points."""
         direct = replace(self.direct, points=FINE * self.direct.points)
-        points = lay_out(self.structure, self.batch, direct, self.seed).placed_at(self.naturals(point))
+        points = lay_out(self.structure, self.batch, direct, self.seed, windows=self.columns.windows)
+        points = points.placed_at(self.naturals(point))
         return Refinement(replace(self, points=points, is_fine=True), point, "more points")
 
     def _without_gaps(self) -> ComparedRows:
-        """Rows without gaps; all, with zeros in the gaps, if there are too few of them to begin with."""
+        """Rows without gaps; all, with zeros in the gaps, if there are too few of them to begin with.
+
+        Where gaps will never be completed, each direction has the rows that show all of its columns.
+        """
+        if not self.has_densities and isinstance(self.direct.divergence, SlicedWasserstein) and not self._seen.all():
+            return self._by_direction()
         rows = self._seen.nonzero()[:, 0]
         rows = rows if len(rows) >= self.structure.rows_needed else torch.arange(self.rows)
         values = {n: value[:1, rows] for n, value in self.batch.values.items()}
-        return replace(self.compared, rows=self.columns.of_values(values), weight=self.batch.weight[:, rows])
+        weight = self.columns.of_weights(self.batch.weight[:, rows])
+        return replace(self.compared, rows=self.columns.of_values(values), weight=weight)
+
+    def _by_direction(self) -> ComparedRows:
+        """All rows, weighed along each direction by whether they show what it reads; directions without any go."""
+        seen = self.columns.side_by_side({n: mask[:1] for n, mask in self.batch.mask.items()})[0].to(self.weight)
+        reads = (self.compared.directions != 0).to(seen)
+        shows = ((1 - seen) @ reads == 0).mT  # (K, N)
+        weight = self.columns.of_weights(self.batch.weight)[:, None] * shows
+        some = (weight.sum(-1) > 0).all(0)
+        rows = self.columns.of_values({n: value[:1] for n, value in self.batch.values.items()})
+        along = self.compared.directions[:, some]
+        return replace(self.compared, rows=rows, weight=weight[:, some], directions=along)
 
     def _completed(self, naturals: Naturals) -> ComparedRows:
         """Every row with several draws of what it misses, those of each replica at its own parameters."""
@@ -181,17 +239,18 @@ class TransportRows(TableRows):
             rows.append(self.columns.of_values(values))
         weight = self.batch.weight
         weight = torch.cat([draws * weight[:, whole], weight[:, gaps].repeat_interleave(draws, 1)], 1)
-        return replace(self.compared, rows=torch.cat(rows), weight=weight)
+        return replace(self.compared, rows=torch.cat(rows), weight=self.columns.of_weights(weight))
 
 
 def transport_rows(
     structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
 ) -> TransportRows:
     """Choose units, directions and points; the same seed chooses alike."""
-    columns = Columns.of(structure, batch)
+    columns = Columns.of(structure, batch, direct.window)
     groups = [[columns.places[node] for node in group] for group in neighbourhoods(structure)]
     along = directions(groups, len(columns.spread), direct.sliced, seed).to(batch.weight)
-    compared = ComparedRows(columns.of_values(batch.values), batch.weight, direct.divergence, along)
-    points = lay_out(structure, batch, direct, seed)
+    weight = columns.of_weights(batch.weight)
+    compared = ComparedRows(columns.of_values(batch.values), weight, direct.divergence, along)
+    points = lay_out(structure, batch, direct, seed, windows=columns.windows)
     own = TransportRows(structure, batch, shapes, direct, seed, columns, points, compared)
     return replace(own, compared=own._without_gaps())

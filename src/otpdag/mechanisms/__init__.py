@@ -10,6 +10,7 @@ from otpdag.mechanisms.generalised_linear import Beta, Gamma, NegativeBinomial, 
 from otpdag.mechanisms.multivariate_normal import MultivariateNormal
 from otpdag.mechanisms.normal import LogNormal, Normal, StudentT
 from otpdag.mechanisms.parameters import Axis, start, tie
+from otpdag.mechanisms.simulator import Simulator
 
 __all__ = [
     "Axis",
@@ -33,6 +34,7 @@ __all__ = [
     "Normal",
     "Poisson",
     "Quantized",
+    "Simulator",
     "StayOrMove",
     "StudentT",
     "from_spec",
