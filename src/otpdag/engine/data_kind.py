@@ -212,6 +212,9 @@ PLACES, CHECKED_PLACES = 256, 8
 """Places between bounds that are looked at before a simulator's parameters are descended from the best, and how many
 tell whether its values jump."""
 
+GENERATIONS = 20
+"""In which places are drawn around the best ones where simulated values jump."""
+
 AROUND = 0.5
 """Where a simulator's parameters start, other places are so far away, in logarithms or shares of a bound."""
 
@@ -526,12 +529,22 @@ def _places(layout: Layout, points: Tensor, seed: int) -> Tensor:
 
 
 def _nearest(layout: Layout, problem: TransportRows, points: Tensor, seed: int, many: int = PLACES) -> Tensor:
-    """Of so ``many`` places where a simulator may begin, those of least cost (R, P): beside a descent, a look is cheap."""
-    few = problem.subset(START_ROWS, coarse=True)
+    """Of so ``many`` places where a simulator may begin, those of least cost (R, P): a look is cheap.
+
+    Where values jump, a descent is easily held up. There the places are drawn anew around the best of them, again and
+    again (the cross-entropy method, Rubinstein 1999), at first with few points of the model.
+    """
+    few = problem.subset(problem.rows, coarse=True)
     places = torch.cat([points, _places(layout, points.repeat(-(-many // len(points)), 1), seed + 1)])
-    with torch.no_grad():
-        cost = torch.cat([few.laid_out_for(part).loss(part).total.expand(len(part)) for part in places.split(16)])
-    return places[cost.nan_to_num(torch.inf).argsort()[: len(points)]]
+    generator, cost = torch.Generator().manual_seed(seed), few.cost_at(places)
+    for stage, generations in ((few, GENERATIONS), (problem, GENERATIONS // 2)) if problem.jumps else ():
+        for _ in range(generations):
+            best = places[cost.argsort()[: PLACES // 10]]
+            spread = torch.linalg.cholesky(torch.cov(best.mT) + 1e-6 * torch.eye(best.shape[1]).to(best))
+            fresh = torch.randn(PLACES // 4, best.shape[1], generator=generator, dtype=best.dtype) @ spread.mT
+            places = torch.cat([best[: len(best) // 4], best.mean(0) + fresh])
+            cost = stage.cost_at(places)
+    return places[cost.argsort()[: len(points)]]
 
 
 def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:

@@ -68,6 +68,12 @@ class TransportRows(TableRows):
     def _cost(self, point: Tensor) -> Tensor:
         return self.compared.cost(*self.model_side(point))
 
+    def cost_at(self, places: Tensor, at_once: int = 16) -> Tensor:
+        """Costs (R,) without gradients, of so many places at a time; infinite where there is none."""
+        with torch.no_grad():
+            each = [self.laid_out_for(part)._cost(part).expand(len(part)) for part in places.split(at_once)]
+        return torch.cat(each).nan_to_num(torch.inf)
+
     def _cost_and_slope(self, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
         """Costs (R,), and their central differences (R, P) over what so many points can tell apart.
 
@@ -128,8 +134,8 @@ class TransportRows(TableRows):
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
         """Whether rows with gaps took part, and what the gradient is."""
-        said = ("simulated values jump or have no gradient: the cost was differentiated by differences",)
-        said = said if point is not None and self.jumps else ()
+        jumps = "simulated values jump or have no gradient: the cost was differentiated by differences"
+        said = (jumps,) if point is not None and self.jumps else ()
         if point is None or bool(self._seen.all()) or self._can_complete:
             return said
         return (

@@ -152,7 +152,7 @@ class Mechanism(ABC):
         """
         kind, arguments = type(self), {}
         for name, value in arguments_of(self).items():
-            is_setting = "Setting" in _declared_type(kind, name)
+            is_setting = "Setting" in _declared_type(kind, name) and not isinstance(value, Mapping)
             arguments[name] = encode(as_setting(value) if is_setting else value, kind, name)
         return {"type": kind.__name__, "arguments": arguments}
 
@@ -572,7 +572,8 @@ def _decoded(kind: type[Mechanism], argument: str, value: Any, node: str) -> Any
     if not good.get(declared, True):
         raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
     try:
-        return as_setting(decode(value)) if "Setting" in declared else decode(value)
+        read = decode(value)
+        return as_setting(read) if "Setting" in declared and not isinstance(read, Mapping) else read
     except (TypeError, ValueError) as error:
         raise ModelError(f"{_at(node)}{kind.__name__} cannot take the saved {argument!r}: {error}") from None
 

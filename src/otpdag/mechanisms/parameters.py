@@ -370,6 +370,8 @@ def encode(value: Any, owner: type, name: str) -> Any:
             return value.tolist()
         case list() | tuple():
             return [encode(item, owner, name) for item in value]
+        case dict():
+            return {"named": {str(key): encode(item, owner, name) for key, item in value.items()}}
         case _ if callable(value):
             return dict(FUNCTION)
     raise ModelError(f"{owner.__name__} cannot be saved: its {name!r} is {value!r}, neither plain data nor a function")
@@ -395,6 +397,8 @@ def decode(value: Any) -> Any:
             return space_from({"kind": item, **{str(key): size for key, size in sizes.items()}})
         case list():
             return [decode(item) for item in value]
+        case {"named": dict(items)}:
+            return {key: decode(item) for key, item in items.items()}
         case dict():
             raise ModelError(f"a saved argument cannot be read: {value}")
     return value

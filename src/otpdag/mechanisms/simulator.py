@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_count
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.deterministic import OfAnySpace
 from otpdag.mechanisms.parameters import REAL, Parameter, Setting, SettingLike, Start, Support, as_setting
@@ -67,7 +67,8 @@ class Simulator(OfAnySpace):
         parameters: By name: ``otp.start(value)`` learns one from there, a plain value fixes it, ``otp.tie(name)``
             shares it, None learns it from the best of many places between its bounds.
         space: The values that it produces.
-        noise: How many standard normal numbers a row takes, or a ``Noise(dim, kind)``.
+        noise: How many standard normal numbers a row takes.
+        uniform: Whether they are uniform between zero and one instead.
         bounds: By name: lowest and highest value, either of which may be None.
         path: Whether the numbers of a row are steps of a path, which is compared by windows of neighbouring steps, all
             of them together: then one long row is many observations. Otherwise rows are compared as a whole.
@@ -91,7 +92,8 @@ class Simulator(OfAnySpace):
         parameters: Mapping[str, SettingLike] | None = None,
         space: Space | None = None,
         *,
-        noise: int | Noise = 1,
+        noise: int = 1,
+        uniform: bool = False,
         bounds: Bounds | None = None,
         path: bool = False,
     ) -> None:
@@ -99,7 +101,7 @@ class Simulator(OfAnySpace):
             raise ModelError(f"`function` must be callable; got {function!r}")
         self.function, self.path = function, path
         self._space = Real(1) if space is None else space
-        self._noise = noise if isinstance(noise, Noise) else Noise(noise)
+        self._noise = Noise(check_count("noise", noise, least=0), "uniform" if uniform else "normal")
         self.settings = {name: as_setting(value) for name, value in (parameters or {}).items()}
         self.supports = {name: _support(name, *(bounds or {}).get(name, (None, None))) for name in self.settings}
         unknown = sorted(set(bounds or {}) - set(self.settings))
@@ -143,8 +145,8 @@ class Simulator(OfAnySpace):
             or any(size not in (1, wanted) for size, wanted in zip(leading[1:], before[1:], strict=True))
         ):
             raise ModelError(
-                f"node {self.family.node!r}: its function must return {(..., *before[1:], width)}, a row for each row "
-                f"of noise {tuple(noise.shape)}; got {tuple(value.shape)}"
+                f"node {self.family.node!r}: its function must return (..., {before[-1]}, {width}), a row for each row of "
+                f"noise {tuple(noise.shape)}; got {tuple(value.shape)}"
             )
         return value.to(noise)
 
