@@ -39,11 +39,18 @@ def first_parent(parents):
     return next(iter(parents.values()))[..., :1] * 2
 
 
+def shifted(parents, noise, loc, scale):
+    return loc + scale * noise + sum(value[..., :1] for value in parents.values())
+
+
 # how to build what needs more than sizes
 BUILD = {
     "StayOrMove": lambda family: m.StayOrMove(3),
     "Multinomial": lambda family: m.Multinomial(5, total=12),
     "Deterministic": lambda family: m.Deterministic(first_parent),
+    "Simulator": lambda family: m.Simulator(
+        shifted, {"loc": m.start(0.5), "scale": m.start(1.0)}, bounds={"scale": (0, None)}
+    ),
     "Decoder": lambda family: m.Decoder(linear(family), Real(2), noise_scale=m.start(0.5)),
 }
 VARIANTS = {
@@ -138,7 +145,7 @@ def test_few_parents_are_refused_and_every_refusal_names_the_node():
 
 # -- who follows other labels and signs --------------------------------------------------------------------------------
 
-KEEPS_LABELS = {"Decoder", "Deterministic", "Normal-network", "Categorical-network"}
+KEEPS_LABELS = {"Decoder", "Deterministic", "Simulator", "Normal-network", "Categorical-network"}
 TURNS_ROUND = {"MultivariateNormal", "Normal", "StudentT"}
 
 

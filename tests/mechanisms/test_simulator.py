@@ -141,7 +141,7 @@ def test_an_archive_holds_all_but_the_function(tmp_path):
             lambda: otp.fit(
                 alone(m.Simulator(lambda p, u, a: a + u[..., 0], {"a": otp.start(0.0)})), {"x": [1.0, 2, 3]}
             ),
-            r"node 'x': its function must return \(\.\.\., 256, 1\), a row for each row of noise .*; got \(16, 1, 256\)",
+            r"node 'x': its function must return \(\.\.\., \d+, 1\), a row for each row .*; got \(\d+, 1, \d+\)",
         ),
     ],
 )

@@ -34,6 +34,9 @@ SETTLED = 0.2
 FINE = 4
 """Times as many points for the last steps of a fit."""
 
+POLISH = 5
+"""Steps by differences after places where simulated values jump have been looked through."""
+
 FEWEST_EFFECTIVE = 0.5
 """Share of drawn points that must still count where descent goes on; below, they are drawn anew."""
 
@@ -108,7 +111,7 @@ class TransportRows(TableRows):
     @property
     def pace(self) -> Pace:
         """Drawn points serve for some steps; where rows are completed, estimates need several rounds."""
-        steps = self.direct.steps if self.points.must_be_drawn else None
+        steps = self.direct.steps if self.points.must_be_drawn else POLISH if self.jumps else None
         return Pace(steps=steps, refinements=self.direct.rounds if self._is_refined else 0)
 
     @property
@@ -178,7 +181,7 @@ class TransportRows(TableRows):
     def refine(self, point: Tensor) -> Refinement | None:
         """Gaps filled in and points drawn at the estimate, until that changes it no more; then more points."""
         point, course = point.detach(), FixedPoint()
-        if self.is_fine:
+        if self.is_fine or (self.jumps and not self._is_refined):
             return None
         if not self._is_refined:
             return self._finer(point)

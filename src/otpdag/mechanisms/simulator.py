@@ -145,8 +145,8 @@ class Simulator(OfAnySpace):
             or any(size not in (1, wanted) for size, wanted in zip(leading[1:], before[1:], strict=True))
         ):
             raise ModelError(
-                f"node {self.family.node!r}: its function must return (..., {before[-1]}, {width}), a row for each row of "
-                f"noise {tuple(noise.shape)}; got {tuple(value.shape)}"
+                f"node {self.family.node!r}: its function must return (..., {before[-1]}, {width}), a row for each "
+                f"row of noise {tuple(noise.shape)}; got {tuple(value.shape)}"
             )
         return value.to(noise)
 
