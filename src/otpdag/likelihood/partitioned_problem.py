@@ -162,10 +162,11 @@ class PartitionedProblem(WrappedProblem, Units):
 
 
 def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
-    """Many rows in memory, block by block where sums along the graph would hold all at once."""
+    """Many rows in memory, block by block where sums along the graph would hold what is unknown of all at once."""
     part = random_part(batch.rows, HELD_ROWS, seed)
     sample = batch if part is None else batch.take(part)
-    if about.weights.is_sum_over_rows and route_of(about, sample) is rows_along_graph:
+    has_gaps = bool(about.structure.graph.hidden) or not all(bool(seen.all()) for seen in batch.mask.values())
+    if has_gaps and about.weights.is_sum_over_rows and route_of(about, sample) is rows_along_graph:
         begins = range(0, batch.rows, BLOCK_ROWS)
         blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
         problems = blocks.mapped(lambda block, number: rows_along_graph(about, block, seed), keep=False)

@@ -16,7 +16,7 @@ from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination import plans as piece_plans
 from otpdag.likelihood.elimination.families import cut, describe_families, needs
-from otpdag.likelihood.elimination.plans import Factor, Kind, Plan, elimination_order, order_cost
+from otpdag.likelihood.elimination.plans import Factor, Kind, Plan, elimination_order
 from otpdag.structure import Structure
 from tests.likelihood.elimination.worlds import random_edges
 
@@ -34,24 +34,23 @@ def brute_cost(scopes, sizes, order):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_costs_are_those_of_the_tables_and_orders_near_the_best(seed):
+def test_orders_are_near_the_best(seed):
     rng = np.random.default_rng(4100 + seed)
     many = 6
     sizes = {i: int(rng.integers(2, 6)) for i in range(many)}
     scopes = [tuple(rng.permutation(many)[: rng.integers(1, 4)].tolist()) for _ in range(6)]
     orders = list(itertools.permutations(range(many)))
-    shuffled = orders[int(rng.integers(len(orders)))]
-    assert order_cost(scopes, sizes, shuffled) == brute_cost(scopes, sizes, shuffled)
     best = min(sum(brute_cost(scopes, sizes, order)) for order in orders)
     order = elimination_order(scopes, sizes)
     assert sorted(order) == list(range(many))
-    assert sum(order_cost(scopes, sizes, order)) <= 1.3 * best
+    assert sum(brute_cost(scopes, sizes, order)) <= 1.3 * best
 
 
-def test_the_cheaper_of_both_orders_is_kept():
-    # a star: min-weight takes the leaves, however large they are; any order that takes the centre first joins them all
-    scopes, sizes = [(0, i) for i in range(1, 7)], {0: 2, **dict.fromkeys(range(1, 7), 9)}
-    assert max(order_cost(scopes, sizes, elimination_order(scopes, sizes))) == 18
+def test_orders_of_a_chain_and_a_star_are_cheap():
+    chain, star = [(i, i + 1) for i in range(49)], [(0, i) for i in range(1, 50)]
+    for scopes in (chain, star):
+        sizes = {0: 2, **dict.fromkeys(range(1, 50), 9)}
+        assert max(brute_cost(scopes, sizes, elimination_order(scopes, sizes))) == (81 if scopes is chain else 18)
 
 
 def test_one_variable():

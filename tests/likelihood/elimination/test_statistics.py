@@ -14,7 +14,6 @@ from otpdag.likelihood.elimination.evidence import (
     Rows,
     complete_sums,
     expectations,
-    spread_evenly,
     weighed,
 )
 from otpdag.likelihood.elimination.layout import lay_out
@@ -105,19 +104,6 @@ def test_expected_moments_are_those_of_the_conditional_normal():
     shift = moments.shift.numpy()
     back = np.eye(3) + np.outer(shift, [0, 0, 1])
     np.testing.assert_allclose(back @ found @ back.T, expected, atol=1e-8)
-
-
-@pytest.mark.parametrize(("size", "step"), [(3300, 3), (4000, 4), (6601, 6), (12_000, 12), (15_000, 14), (40, 7)])
-def test_numbers_that_are_spread_evenly_are_of_every_state_alike(size, step):
-    """Entries of tables go through their states one after another: a sample must not go round with them."""
-    at = spread_evenly(size, step).numpy()
-    np.testing.assert_array_equal(at // step, np.arange(len(at)))  # one of each stretch
-    assert at[-1] < size
-    if size < 1000:
-        return
-    for states in (2, 3, 4, 6, 12):
-        share = np.bincount(at % states, minlength=states) / len(at)
-        np.testing.assert_allclose(share, 1 / states, atol=0.01)
 
 
 # -- what rows say of a family, summed up: the same log-density as the rows themselves --------------------------------

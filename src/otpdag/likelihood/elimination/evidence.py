@@ -18,9 +18,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,9 +44,6 @@ LIKELIHOOD = Tempering()
 CLOSE_ENOUGH = 1e-4  # difference of a row's evidence between two numbers of points
 MOST_ROUNDS = 12  # of placing points: a window doubles where it is too narrow
 CHUNK = 2**21  # entries of a log-density with its gradient that are held at a time
-GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
-"""Share of a stretch by which places in it go round: of all, the one whose multiples are spread most evenly."""
-
 # -- what rows say of a family -----------------------------------------------------------------------------------------
 
 
@@ -368,28 +365,14 @@ def joint_belief(family: FamilyView, source: Source, banks: Banks) -> Tensor:
 
 
 def _sample(rows: WeighedRows, step: int) -> WeighedRows:
-    """One of so many entries, evenly spread, with larger weights."""
+    """One of so many entries, drawn at random but always the same ones, with larger weights."""
     if step <= 1:
         return rows
-    some = rows.at(spread_evenly(rows.weight.shape[1], step))
+    size = rows.weight.shape[1]
+    some = rows.at(torch.from_numpy(np.random.default_rng(0).permutation(size)[: -(-size // step)]))
     total, kept = rows.weight.sum(-1, keepdim=True), some.weight.sum(-1, keepdim=True)
     scale = total / kept.clamp(min=torch.finfo(kept.dtype).tiny)
     return replace(some, weight=scale * some.weight)
-
-
-@lru_cache(maxsize=1024)
-def spread_evenly(size: int, step: int) -> Tensor:
-    """Numbers below ``size``, one of each ``step`` in a row, at places in them that go round by the golden section.
-
-    Every ``step``-th would be of one and the same state where tables of rows have as many states, or a divisor or
-    multiple of it: what all others say of a parameter would be missing.
-
-    >>> spread_evenly(12, 3).tolist()
-    [0, 4, 6, 11]
-    """
-    first = torch.arange(0, size, step)
-    within = torch.arange(len(first), dtype=torch.float64) * GOLDEN % 1.0
-    return first + (within * (size - first).clamp(max=step)).long()
 
 
 def complete_sums(layout: Layout, weight: Tensor) -> dict[int, Tensor]:

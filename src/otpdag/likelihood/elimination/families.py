@@ -482,8 +482,11 @@ class TableView:
 
     def shown(self, family: FamilyView, rows: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
         """Values of all members of a family in some rows, and which cells of its node are seen, unless all are."""
-        values = {name: self.batch.values[name].index_select(1, rows) for name in family.names}
-        mask = self.batch.mask[family.node].index_select(1, rows)
+        values = {name: self.batch.values[name] for name in family.names}
+        mask = self.batch.mask[family.node]
+        if len(rows) < self.batch.rows:
+            values = {name: value.index_select(1, rows) for name, value in values.items()}
+            mask = mask.index_select(1, rows)
         return values, None if bool(mask.all()) else mask
 
     def code(self, rows: Ints, members: Sequence[tuple[int, int]]) -> Ints:

@@ -386,12 +386,6 @@ class Layout:
     blocks: tuple[Block, ...]
     complete: Mapping[int, Sequence[Complete]]
 
-    def __repr__(self) -> str:
-        return (
-            f"Layout({self.batch.rows} rows; {self.pieces} pieces, {self.distinct} distinct; {self.steps} steps, "
-            f"largest table {self.largest_table}, {self.elements} entries in all)"
-        )
-
     @property
     def batch(self) -> Batch:
         """The rows."""
@@ -416,16 +410,6 @@ class Layout:
     def pieces(self) -> int:
         """Number of pieces in all rows."""
         return sum(len(block.piece) for block in self.blocks)
-
-    @property
-    def distinct(self) -> int:
-        """Number of pieces that differ in nodes or evidence."""
-        return sum(block.distinct for block in self.blocks)
-
-    @property
-    def steps(self) -> int:
-        """Number of sums that are run one after the other."""
-        return sum(len(block.steps) for block in self.blocks)
 
     @property
     def largest_table(self) -> int:
@@ -559,8 +543,9 @@ def lay_out(
     >>> hot = torch.eye(2, dtype=torch.float64)[torch.tensor([0, 1, 1, 0])].unsqueeze(0)
     >>> mask = torch.ones(1, 4, 1, dtype=torch.bool)
     >>> batch = Batch({"x": hot, "y": hot}, {"x": mask, "y": mask}, torch.ones(1, 4, dtype=torch.float64))
-    >>> lay_out(structure, batch)
-    Layout(4 rows; 4 pieces, 2 distinct; 1 steps, largest table 2, ... entries in all)
+    >>> layout = lay_out(structure, batch)  # rows that show the same are one piece
+    >>> layout.pieces, layout.blocks[0].distinct, layout.largest_table
+    (4, 2, 2)
     """
     layout = try_layout(structure, batch, EliminationOptions() if options is None else options, keep)
     if layout.refused:
