@@ -14,10 +14,11 @@ sums of features. Both are taken in the order in which the recursion runs, so th
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
 from otpdag.likelihood.swapped_states import Reading
 from otpdag.numerics import in_order
-from otpdag.problem import LossTerms, Updates
+from otpdag.problem import LossTerms, Units, Updates
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
@@ -101,8 +102,67 @@ FEWEST_UNITS = 30
 """Sequences below which resampling whole ones says little."""
 
 
+class SequenceUnits(Units):
+    """Whole sequences as units, each with the weight of its first step; the loss is that of a step."""
+
+    batch: SequenceBatch
+    seed: int
+
+    @abstractmethod
+    def of_sequences(self, batch: SequenceBatch, seed: int) -> Self:
+        """The problem of other sequences."""
+
+    @property
+    def rows(self) -> int:
+        """Steps of all sequences."""
+        return self.batch.rows
+
+    @property
+    def factors(self) -> Tensor:
+        """Weights of the sequences (R or 1, N)."""
+        return self.batch.steps.weight[:, self.batch.starts]
+
+    @property
+    def weight(self) -> Tensor:
+        """Weights of the sequences (1, N)."""
+        return self.factors[:1]
+
+    @property
+    def unit_mass(self) -> Tensor:
+        """Steps of each sequence, times its weight (R or 1, N)."""
+        return self.factors * self.batch.lengths.to(self.factors)
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Self:
+        """About so many steps, or these sequences."""
+        part = part_of(self.batch, rows, self.seed)
+        return self if part is self.batch else self.of_sequences(part, self.seed)
+
+    def in_units(self, most: int = 50) -> Self:
+        """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own.
+
+        Pieces have at ``most`` so many steps: longer than most dependence, and many of them.
+        """
+        if len(self.batch.lengths) >= FEWEST_UNITS:
+            return self
+        pieces = self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS)))
+        return self.of_sequences(pieces, self.seed)
+
+    def weighed(self, factors: Tensor) -> SequenceBatch:
+        """The sequences with weights multiplied by ``factors`` (R or 1, N)."""
+        steps = self.batch.steps
+        weight = steps.weight * factors.to(steps.weight).repeat_interleave(self.batch.lengths, 1)
+        return replace(self.batch, steps=replace(steps, weight=weight))
+
+    def simulated(self, point: Tensor, size: int, seed: int, most_steps: int = 200_000) -> Self:
+        """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
+        most = most_steps * len(self.batch.lengths) // self.rows
+        many = max(FEWEST_UNITS, min(size, most))
+        sample = simulated_sequences(self.structure, self.naturals(point.detach()), self.batch, many, seed)
+        return self.of_sequences(sample, seed)
+
+
 @dataclass(frozen=True)
-class ChainProblem(ReadStates):
+class ChainProblem(SequenceUnits, ReadStates):
     """Sequences whose hidden nodes are categories: minus the log-likelihood of a step."""
 
     structure: Structure
@@ -111,16 +171,13 @@ class ChainProblem(ReadStates):
     eps: float
     seed: int
     chain: Chain
-    factors: Tensor
-    """Weights of the sequences (R or 1, N)."""
     reader: StateReader | None = None
     few_features: int = 8
     """Features up to which reading every step anew costs no more than looking up what steps alike say."""
 
-    @property
-    def rows(self) -> int:
-        """Steps of all sequences."""
-        return self.batch.rows
+    def of_sequences(self, batch: SequenceBatch, seed: int) -> ChainProblem:
+        """Laid out anew."""
+        return chain_problem(self.structure, batch, self.shapes, self.eps, seed)
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Its own: states' probabilities are held fixed in the gradient, and distinct steps are few."""
@@ -142,11 +199,6 @@ class ChainProblem(ReadStates):
     def is_sum(self) -> bool:
         """Also at another temperature."""
         return True
-
-    @property
-    def unit_mass(self) -> Tensor:
-        """Steps of each sequence, times its weight (1, N)."""
-        return self.factors * self.batch.lengths.to(self.factors)
 
     def loss(self, point: Tensor) -> LossTerms:
         r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1."""
@@ -246,35 +298,9 @@ class ChainProblem(ReadStates):
     def _weight(self) -> Tensor | None:
         return None if bool((self.factors == 1).all()) else self.factors
 
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> ChainProblem:
-        """About so many steps, or these sequences."""
-        part = part_of(self.batch, rows, self.seed)
-        if part is self.batch:
-            return self
-        return chain_problem(self.structure, part, self.shapes, self.eps, self.seed)
-
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the sequences (1, N)."""
-        return self.factors[:1]
-
-    def in_units(self, most: int = 50) -> ChainProblem:
-        """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own.
-
-        Pieces have at ``most`` so many steps: longer than most dependence, and many of them.
-        """
-        if len(self.batch.lengths) >= FEWEST_UNITS:
-            return self
-        pieces = self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS)))
-        return chain_problem(self.structure, pieces, self.shapes, self.eps, self.seed)
-
     def reweighted(self, factors: Tensor) -> ChainProblem:
         """The same sequences with other weights."""
-        factors = factors.to(self.factors)
-        steps = self.batch.steps
-        weight = steps.weight * factors.repeat_interleave(self.batch.lengths, 1)
-        batch = replace(self.batch, steps=replace(steps, weight=weight))
-        return replace(self, batch=batch, factors=self.factors * factors)
+        return replace(self, batch=self.weighed(factors))
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """Minus the log-likelihood of a step of each sequence (R, N)."""
@@ -287,24 +313,17 @@ class ChainProblem(ReadStates):
                 totals.index_add_(1, block.sequences[block.owners], scale)
         return -self.eps * totals / self.batch.lengths.to(totals)
 
-    def simulated(self, point: Tensor, size: int, seed: int, most_steps: int = 200_000) -> ChainProblem:
-        """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
-        most = most_steps * len(self.batch.lengths) // self.rows
-        many = max(FEWEST_UNITS, min(size, most))
-        sample = simulated_sequences(self.structure, self.naturals(point.detach()), self.batch, many, seed)
-        return chain_problem(self.structure, sample, self.shapes, self.eps, seed)
-
 
 def chain_problem(
     structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
 ) -> ChainProblem:
     """Lay out states and distinct steps once; sequences have the weight of their first step."""
-    factors, chain = batch.steps.weight[:, batch.starts], lay_out_chain(structure, batch)
+    chain = lay_out_chain(structure, batch)
     reader = None
     if eps == 1.0 and chain.is_uniform:
         values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
         reader = StateReader.of(structure, chain.states, values, mask)
-    return ChainProblem(structure, batch, shapes, eps, seed, chain, factors, reader)
+    return ChainProblem(structure, batch, shapes, eps, seed, chain, reader)
 
 
 def _likeliest(counts: Tensor, log_prior: Tensor) -> Tensor:

@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.data.sequences import SequenceBatch
 from otpdag.graph import Graph
-from otpdag.likelihood.chain_problem import FEWEST_UNITS
+from otpdag.likelihood.chain_problem import SequenceUnits
 from otpdag.likelihood.row_posterior import Fitted, log_likelihood, posterior_draws
 from otpdag.likelihood.row_problem import GraphProblem, rows_along_graph
 from otpdag.mechanisms import Given, Mechanism
 from otpdag.mechanisms.base import Family
-from otpdag.problem import LossTerms, Refinement, RowObjective, Units, split_point
-from otpdag.simulation import simulated_sequences
+from otpdag.problem import LossTerms, Refinement, RowObjective, split_point
 from otpdag.structure import Naturals, Structure, lag_name
 
 Ints = NDArray[np.int64]
@@ -187,7 +186,7 @@ def window_batch(written_out: Structure, batch: SequenceBatch, first: Tensor) ->
 
 
 @dataclass(frozen=True)
-class WindowProblem(Units):
+class WindowProblem(SequenceUnits):
     """Sequences without hidden nodes, in windows that unknown numbers join: minus the log-likelihood of a step."""
 
     structure: Structure
@@ -203,20 +202,9 @@ class WindowProblem(Units):
     is_likelihood = True
     """Other objectives are not laid out so."""
 
-    @property
-    def rows(self) -> int:
-        """Steps of all sequences."""
-        return self.batch.rows
-
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the sequences (1, N)."""
-        return self.batch.steps.weight[:, self.batch.starts]
-
-    @property
-    def unit_mass(self) -> Tensor:
-        """Steps of each sequence, times its weight (1, N)."""
-        return self.weight * self.batch.lengths.to(self.weight)
+    def of_sequences(self, batch: SequenceBatch, seed: int) -> WindowProblem:
+        """Cut into windows anew."""
+        return window_problem(self.objective, batch, seed)
 
     def loss(self, point: Tensor) -> LossTerms:
         """Of a step, as reconstruction: its parts are not told apart."""
@@ -236,23 +224,11 @@ class WindowProblem(Units):
         problem = self.laid_out_for(point)
         return Refinement(problem, point, "moved grids", problem.loss(point).total.detach())
 
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> WindowProblem:
-        """About so many steps, or these sequences."""
-        part = part_of(self.batch, rows, self.seed)
-        return self if part is self.batch else self._of(part)
-
-    def in_units(self, most: int = 50) -> WindowProblem:
-        """Few long sequences are cut, each piece a unit of its own."""
-        if len(self.batch.lengths) >= FEWEST_UNITS:
-            return self
-        return self._of(self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS))))
-
     def reweighted(self, factors: Tensor) -> WindowProblem:
         """The same sequences with other weights."""
         by_step = factors.to(self.weight).repeat_interleave(self.batch.lengths, -1)
-        steps = replace(self.batch.steps, weight=self.batch.steps.weight * by_step)
         parts = tuple(part.reweighted(by_step[:, at]) for part, at in zip(self.parts, self.first, strict=True))
-        return replace(self, batch=replace(self.batch, steps=steps), parts=parts)
+        return replace(self, batch=self.weighed(factors), parts=parts)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """Minus the log-likelihood of a step of each sequence (R, N)."""
@@ -261,15 +237,6 @@ class WindowProblem(Units):
         for part, first in zip(self.parts, self.first, strict=True):
             totals.index_add_(1, owner[first], part.unit_losses(points))
         return totals / self.batch.lengths.to(totals)
-
-    def simulated(self, point: Tensor, size: int, seed: int, most_steps: int = 200_000) -> WindowProblem:
-        """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
-        many = max(FEWEST_UNITS, min(size, most_steps * len(self.batch.lengths) // self.rows))
-        naturals = self.naturals(point.detach())
-        return self._of(simulated_sequences(self.structure, naturals, self.batch, many, seed), seed)
-
-    def _of(self, batch: SequenceBatch, seed: int | None = None) -> WindowProblem:
-        return window_problem(self.objective, batch, self.seed if seed is None else seed)
 
 
 def window_problem(about: RowObjective, batch: SequenceBatch, seed: int) -> WindowProblem:

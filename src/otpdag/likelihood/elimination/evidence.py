@@ -200,13 +200,13 @@ class Slopes:
         self.leaves = leaves
         self.total = {node: {name: torch.zeros_like(one) for name, one in own.items()} for node, own in leaves.items()}
 
-    def add(self, nodes: Iterable[str], value: Tensor) -> None:
-        """Add the gradient of a number in the parameters of some nodes."""
-        keys = [(node, name) for node in nodes for name in self.leaves.get(node, ())]
-        if not keys or not value.requires_grad:
+    def add(self, node: str, value: Tensor) -> None:
+        """Add the gradient of a number in the parameters of a node."""
+        leaves = self.leaves.get(node, {})
+        if not leaves or not value.requires_grad:
             return
-        parts = torch.autograd.grad(value, [self.leaves[node][name] for node, name in keys], allow_unused=True)
-        for (node, name), part in zip(keys, parts, strict=True):
+        parts = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        for name, part in zip(leaves, parts, strict=True):
             if part is not None:
                 self.total[node][name] += part
 
@@ -303,8 +303,6 @@ class Summary:
             self.counts[source.place] = self.counts.get(source.place, torch.zeros_like(table)) + table
 
     def _add_rows(self, evaluated: Evaluated, beliefs: Banks) -> None:
-        attached: list[Tensor] = []
-        nodes: list[str] = []
         for rows, log_prob in zip(evaluated.prepared.rows, evaluated.log_probs, strict=True):
             family, belief = rows.family, self._shared(rows, rows.beliefs(beliefs))
             weighed_rows = WeighedRows(rows.values, belief, rows.mask)
@@ -315,16 +313,12 @@ class Summary:
                 self._add_integrals(config, moments)
                 continue
             with torch.enable_grad():
-                attached.append((log_prob * belief).sum())  # may be no number, but its gradient is the belief
-            nodes.append(family.node)
+                self.slopes.add(family.node, (log_prob * belief).sum())  # may be no number; its gradient is the belief
             if family.node not in self.sampled:
                 self.rows.setdefault(family.place, []).append(weighed_rows)
             elif self.sampled[family.node]:
                 step = self.layout.entries_on_points[family.place] // self.sampled[family.node]
                 self.samples.setdefault(family.place, []).append(_sample(weighed_rows, step))
-        if attached:
-            with torch.enable_grad():
-                self.slopes.add(dict.fromkeys(nodes), torch.stack(attached).sum())
 
     def _shared(self, rows: FamilyRows, belief: Tensor) -> Tensor:
         """Beliefs (R, entries) times the power that the densities have."""
@@ -529,7 +523,7 @@ def total_evidence(
         with torch.set_grad_enabled(bool(slopes.leaves)):
             for shown, expected in (part for one in statistics for part in one.parts(params[node])):
                 value += tempering.power * shown.detach()
-                slopes.add([node], (tempering.power * shown + expected).sum())
+                slopes.add(node, (tempering.power * shown + expected).sum())
     inputs = [value.expand(replicas, *value.shape[1:]) for own in wanted.values() for value in own.values()]
     return _WithGradient.apply(value, [one for own in slopes.total.values() for one in own.values()], *inputs)
 
