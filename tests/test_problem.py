@@ -33,6 +33,7 @@ from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import GraphProblem
 from otpdag.likelihood.state_problem import StateProblem
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem
+from otpdag.likelihood.unrolled import WindowProblem, WindowRows
 from otpdag.matching.transport_rows import TransportRows
 from otpdag.matching.windows import TransportWindows
 from otpdag.noise import Streams
@@ -108,6 +109,14 @@ def series():
     return np.random.default_rng(3).normal(size=(6, 12)).cumsum(1)
 
 
+def autoregression():
+    return otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()})
+
+
+def series_with_gaps():
+    return np.where(np.random.default_rng(8).random((6, 12)) < 0.15, np.nan, series())
+
+
 def topic_model():
     graph = otp.Graph([("shares", "words")], hidden=["shares"])
     return otp.Model(graph, {"shares": m.Dirichlet(3), "words": m.Multinomial(8)})
@@ -147,6 +156,7 @@ MADE = {
     "drawn rows": (lambda: table_model(LABEL | NUMBER), table, otp.paper(batch_size=16), DrawnRows),
     "abducted rows": (lambda: table_model(NUMBER), table, otp.transport("backward", batch_size=16), DrawnRows),
     "chain": (hmm, counts, otp.entropic(), ChainProblem),
+    "windows with gaps": (autoregression, series_with_gaps, otp.entropic(), WindowProblem),
     "windows": (hmm, counts, FEW_POINTS, TransportWindows),
     "hidden numbers": (state_space, series, otp.entropic(), NumberProblem),
     "switching": (lambda: state_space(switching=True), series, otp.entropic(), NumberProblem),
@@ -299,6 +309,7 @@ def test_every_problem_is_in_this_file():
         return {one, *(lower for other in one.__subclasses__() for lower in below(other))}
 
     known = {case[3] for case in MADE.values()} | set(OTHERS.values())
+    known = known - {GraphProblem} | {WindowRows}  # what windows are made of
     leaves = {one for one in below(Problem) if not one.__subclasses__() and one.__module__.startswith("otpdag.")}
     assert leaves == known
 

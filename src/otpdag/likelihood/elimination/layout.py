@@ -76,7 +76,12 @@ class Source:
         sizes: The axes.
         count: Number of tables.
         start: The first one's row in the bank of their size; the others follow.
+        rows: The rows of data (n,).
+        positions: For members that are placed on points, where the rows stand in their placement (n,).
     """
+
+    rows: Tensor
+    positions: Mapping[int, Tensor]
 
     def __init__(self, sizes: Sizes, place: int = -1, members: tuple[int, ...] = (), count: int = 0) -> None:
         self.sizes, self.place, self.members, self.count = sizes, place, members, count
@@ -91,15 +96,11 @@ class Source:
         self.count += len(rows)
         return np.arange(self.count - len(rows), self.count)
 
-    @cached_property
-    def rows(self) -> Tensor:
-        """The rows of data (n,)."""
-        return _joined(self._rows)
-
-    @cached_property
-    def positions(self) -> Mapping[int, Tensor]:
-        """For members that are placed on points, where the rows stand in their placement (n,)."""
-        return {node: _joined([part[node] for part in self._positions]) for node in self._positions[0]}
+    def finish(self, start: int) -> None:
+        """Give the tables their places in the bank, from this row on, once all are added."""
+        placed = self._positions[0] if self._positions else ()
+        self.start, self.rows = start, _joined(self._rows)
+        self.positions = {node: _joined([part[node] for part in self._positions]) for node in placed}
 
     @property
     def entries(self) -> int:
@@ -308,7 +309,7 @@ class BlockBuilder:
         banks: dict[Sizes, int] = {(): 1}
         growing = [source for source, _ in (*self.groups.values(), *self.steps.values())]
         for source in (*self.sources.values(), *growing):
-            source.start = banks.get(source.sizes, 1)
+            source.finish(banks.get(source.sizes, 1))
             banks[source.sizes] = source.start + source.count
         by_role: dict[str, list[Source]] = {"table": [], "rows": [], "length": []}
         placements: dict[PointsKey, Placed] = {}

@@ -173,7 +173,7 @@ class FamilyRows:
 
     @property
     def have_moments(self) -> bool:
-        """Whether second moments say all of these rows: the family is linear and normal, its node seen or not."""
+        """Whether second moments say all of these rows: the family is linear and normal, no vector seen in part."""
         return self.family.is_linear and self.mask is None
 
     def log_prob(self, naturals: Naturals, replicas: int) -> Tensor:
