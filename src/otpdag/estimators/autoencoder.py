@@ -52,7 +52,6 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
 
     kind: ClassVar[str]
     """What messages and files call it."""
-    method_name: ClassVar[str]
     decoded_from: ClassVar[str]
     """The parent of the image."""
     fit_call = "fit(images)"
@@ -127,8 +126,6 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
         """
         self._check_counts("n_epochs", "batch_size")
         self._check_arguments()
-        if self.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ModelError(f"device {self.device!r} was asked for, but no CUDA device is available")
         rows = self._rows(X, first=True)
         if len(rows) < 2:
             raise DataError(f"images must be at least 2 to learn from; got {len(rows)}")
@@ -141,7 +138,7 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
             self.result_ = fit(
                 self.model_,
                 Images(rows),
-                method=Method(self.method_name, *self._learned_by(), adam),
+                method=Method(self.kind, *self._learned_by(), adam),
                 restarts=1,
                 seed=seed,
                 device=self.device,
@@ -298,7 +295,6 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     """
 
     kind = "Wasserstein auto-encoder"
-    method_name = "wasserstein auto-encoder"
     decoded_from = "latent"
 
     n_components: int = 8

@@ -110,7 +110,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     """
 
     kind = "vector-quantised auto-encoder"
-    method_name = "vector-quantised"
     decoded_from = "quantized"
     format_: PictureFormat = field(init=False)
 

@@ -100,13 +100,13 @@ class Steps:
 
     Attributes:
         table: All steps, sequence after sequence.
-        first: How many of them the first sequence has, and charts show.
+        shown: Those of the first sequence that charts show.
         x: Where these lie on the axis: the values of the column of times if they are numbers, else 0, 1, 2, ...
         axis: What that axis is called.
     """
 
     table: pd.DataFrame
-    first: int
+    shown: pd.DataFrame
     x: Floats
     axis: str
 
@@ -115,14 +115,10 @@ class Steps:
         """The steps of a table whose columns tell sequences apart and order them; charts show no more than so many."""
         ordered = Sequences(table.reset_index(drop=True), sequence=sequence, time=time)
         rows = table.iloc[ordered.index.to_numpy()].reset_index(drop=True)
-        first = min(int(ordered.lengths[0]), most)
+        shown = rows.head(min(int(ordered.lengths[0]), most))
         if time in rows.columns and pd.api.types.is_numeric_dtype(rows[time]):
-            return cls(rows, first, rows[time].to_numpy(dtype=float)[:first], str(time))
-        return cls(rows, first, np.arange(first, dtype=float), "step")
-
-    def shown(self) -> pd.DataFrame:
-        """The steps that charts show."""
-        return self.table.head(self.first)
+            return cls(rows, shown, shown[time].to_numpy(dtype=float), str(time))
+        return cls(rows, shown, np.arange(len(shown), dtype=float), "step")
 
 
 # --- sections ---------------------------------------------------------------------------------------------------------
@@ -140,14 +136,14 @@ def data_and_model(model: Model, table: pd.DataFrame, steps: Steps | None, seed:
     elif given:
         return soft("No pictures: the model has given nodes, which it cannot make.")
     else:
-        made = model.sample(paths, seed=seed, length=steps.first)
+        made = model.sample(paths, seed=seed, length=len(steps.shown))
     boxes = []
     for node, column in observed_columns(model, shown)[:MOST_CHARTS]:
         if column not in made.columns or not shown[column].notna().any():
             continue
         if steps is not None and not model.spaces[node].is_discrete:
-            values = made[column].to_numpy(dtype=float).reshape(paths, steps.first)
-            seen = steps.shown()[column].to_numpy(dtype=float, na_value=np.nan)
+            values = made[column].to_numpy(dtype=float).reshape(paths, -1)
+            seen = steps.shown[column].to_numpy(dtype=float, na_value=np.nan)
             figure = along_time(column, steps.x, values, seen, axis=steps.axis)
             boxes.append(chart(figure, f"{column}: the series over the model's band"))
         figure = against_model(column, model.spaces[node], shown[column], made[column])
@@ -167,7 +163,7 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
     if not model.graph.hidden:
         return ""
     some, which = some_rows(table, rows, seed)
-    asked: Any = some if steps is None else Sequences(steps.shown())
+    asked: Any = some if steps is None else Sequences(steps.shown)
     try:
         drawn = model.posterior(asked, draws=20 if steps is None else 100, seed=seed)
     except (ModelError, DataError) as error:
@@ -179,7 +175,7 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
                 figure = posteriors(column, model.spaces[node], drawn[column])
                 boxes.append(chart(figure, f"{column}: posterior"))
                 continue
-            by_step = drawn[column].to_numpy().reshape(steps.first, -1)
+            by_step = drawn[column].to_numpy().reshape(len(steps.shown), -1)
             if model.spaces[node].is_discrete:
                 told = pd.DataFrame({label: (by_step == label).mean(1) for label in model.labels(node)})
                 figure = states(column, steps.x, told, axis=steps.axis)
