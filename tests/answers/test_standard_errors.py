@@ -164,3 +164,22 @@ def test_the_bootstrap_on_request_is_labelled_by_names():
     assert list(by_curvature.index) == list(drawn.index)
     np.testing.assert_allclose(drawn["std_error"], by_curvature["std_error"], rtol=0.25)
     assert result.intervals(draws=10).loc[("y", "weight", (0,)), "at"] == "a"
+
+
+def test_a_group_without_events_is_bounded_from_above():
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 3, 300)
+    empty = int((group == 2).sum())
+    counts = np.where(group == 2, 0, rng.poisson(1.5, 300))
+    binary = np.where(group == 2, 0, rng.integers(0, 2, 300))
+    table = pd.DataFrame({"g": group, "y": counts, "b": binary})
+    mechanisms = {"g": m.Categorical(3), "y": m.Poisson(), "b": m.Bernoulli()}
+    result = otp.fit(otp.Model(otp.Graph([("g", "y"), ("g", "b")]), mechanisms), table)
+    assert any("no event was seen behind the log_rate of 'y' where g = 2" in note for note in result.notes)
+    found = result.summary(level=0.9).to_frame()
+    rate, absent, present = (found.loc[name] for name in ("y.log_rate[g=2]", "b.probs[g=2, 0]", "b.probs[g=2, 1]"))
+    # exp(-rate n) = (1 - p)^n = 0.1
+    assert (rate["lower"], np.exp(rate["upper"])) == (-np.inf, pytest.approx(np.log(10) / empty, rel=1e-6))
+    assert (present["lower"], present["upper"]) == (0.0, pytest.approx(1 - 0.1 ** (1 / empty), rel=1e-5))
+    assert (absent["lower"], absent["upper"]) == (pytest.approx(0.1 ** (1 / empty), rel=1e-6), 1.0)
+    assert {rate["note"], absent["note"], present["note"]} == {"at the edge"}

@@ -27,6 +27,7 @@ from otpdag.errors import ModelError, listed
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.base import abducted, can_abduct
+from otpdag.mechanisms.generalised_linear import LogLinearCount
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.mechanisms.predictor import Predicted
@@ -38,6 +39,9 @@ UNDETERMINED = "the data do not determine"
 
 ENTRIES = 2**19
 """Replicas times rows times points that are evaluated at a time: more would take more memory than a fit did."""
+
+NO_EVENTS = -15.0
+"""The logarithm of a rate at which three million rows are expected to show one event."""
 
 WIDE_STEP = 3e-3
 """With which a direction that is flat on some rows is tried on all: wider than that of derivatives."""
@@ -282,6 +286,10 @@ def _flat_note(fitted: Fitted, directions: Sequence[FlatDirection]) -> str:
     names = list(dict.fromkeys(_parameter(fitted, name) for one in directions for name in one.names))
     shown = listed(names, most=6, show=str)
     if len(names) == 1:
+        node, parameter, index = directions[0].names[0]
+        is_count = isinstance(fitted.structure.mechanisms[node], LogLinearCount) and parameter == "log_rate"
+        if is_count and float(fitted.naturals[node][parameter][0][index]) < NO_EVENTS:
+            return f"no event was seen behind the {shown}: the data bound it from above only, as summary() says"
         return f"{UNDETERMINED} the {shown}: whatever it is, the likelihood is the same; fix it"
     many = "" if len(directions) == 1 else f" in {len(directions)} ways"
     return (

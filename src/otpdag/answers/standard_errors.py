@@ -16,9 +16,9 @@ of scales and rates, logits of probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -35,6 +35,7 @@ from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
+from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, RowObjective, Units, curvature, differences
 from otpdag.settings import ClosedForm, Objective
@@ -210,7 +211,8 @@ def standard_errors(
     """
     point = point_of(fitted, problem.shapes)
     information = information_at(problem, point, errors)
-    table, slopes = without_errors(fitted), _slopes(fitted, problem, point)
+    table, described = without_errors(fitted), partial(_described, fitted, problem)
+    slopes = torch.autograd.functional.jacobian(described, point[0]).detach()
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
     named = zip(table["node"], table["parameter"], strict=True)
@@ -224,7 +226,50 @@ def standard_errors(
     error = delta_errors(slopes, information.covariance).numpy()
     table["std_error"] = np.where(table["note"] == "", error, np.nan)
     table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
+    if isinstance(problem, Units):
+        _add_one_sided(table, problem, point, slopes, described, level)
     return table, information.is_of_maximum
+
+
+def _add_one_sided(
+    table: pd.DataFrame,
+    problem: Units,
+    point: Tensor,
+    slopes: Tensor,
+    described: Callable[[Tensor], Tensor],
+    level: float,
+) -> None:
+    r"""Write down how far what ran to the end of its range, where no event was seen, may lie inside.
+
+    With a chance p of what has never occurred in n rows these are :math:`(1 - p)^n` as likely, with a rate
+    :math:`e^{-rn}`: that is ``1 - level`` at the exact end of a one-sided interval (Clopper and Pearson, 1934). How
+    many rows there are is told by the likelihood at another chance or rate.
+    """
+    noted, best = table["note"].isin(["at the edge", "not identified"]), problem.loss(point).total
+    for place in np.flatnonzero(noted).tolist():
+        if not _stands_alone(problem, table["node"][place], table["parameter"][place]):
+            continue
+        # raw coordinates are of order one where the data are
+        moved = point.index_fill(1, slopes[place].abs().argmax(), 0.0)
+        rise = problem.unit_mass.sum() * (problem.loss(moved).total - best).sum()
+        value, other = table["estimate"][place], described(moved[0])[place]
+        is_rate = table["parameter"][place] == "log_rate"
+        passed = torch.exp(other) if is_rate else -torch.log1p(-(other - value).abs())
+        rows = float(rise / passed)
+        if not rows > 0.5:
+            continue  # of parents that were never seen so
+        rate = -math.log(1 - level) / rows
+        share = -math.expm1(-rate)
+        ends = (-np.inf, math.log(rate)) if is_rate else (1 - share, 1.0) if value > other else (0.0, share)
+        table.loc[place, "lower"], table.loc[place, "upper"] = ends
+        table.loc[place, "note"] = "at the edge"
+
+
+def _stands_alone(problem: Units, node: str, name: str) -> bool:
+    """Whether rows of a seen configuration tell of a row of a table, and of nothing else."""
+    mechanism = problem.structure.mechanisms[node]
+    is_table = isinstance(mechanism, Predicted) and mechanism.has_only_tables and name in ("probs", "log_rate")
+    return is_table and not mechanism.family.hidden and not mechanism.family.hidden_parents
 
 
 def without_errors(fitted: Fitted) -> pd.DataFrame:
@@ -236,18 +281,13 @@ def without_errors(fitted: Fitted) -> pd.DataFrame:
     return table
 
 
-def _slopes(fitted: Fitted, problem: Problem, point: Tensor) -> Tensor:
-    """Derivatives of all numbers that a user reads in the raw parameters (numbers, P)."""
+def _described(fitted: Fitted, problem: Problem, flat: Tensor) -> Tensor:
+    """All numbers that a user reads, of the raw parameters (P,)."""
     names = [(node, name) for node, own in fitted.params().items() for name in own]
+    naturals = problem.naturals(flat.unsqueeze(0))
+    tables = {node: problem.structure.mechanisms[node].describe(own) for node, own in naturals.items()}
     shown = [key for key in names if not key[1].startswith(("network.", "module."))]
-
-    def described(flat: Tensor) -> Tensor:
-        naturals = problem.naturals(flat.unsqueeze(0))
-        tables = {node: problem.structure.mechanisms[node].describe(own) for node, own in naturals.items()}
-        return torch.cat([tables[node][name][0].flatten() for node, name in shown])
-
-    derivative = torch.autograd.functional.jacobian(described, point[0])
-    return derivative.detach()
+    return torch.cat([tables[node][name][0].flatten() for node, name in shown])
 
 
 def _note(parameter: Parameter | None, value: float, is_untold: bool, slope: float) -> str:

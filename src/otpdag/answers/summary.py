@@ -159,7 +159,7 @@ def summarise(
     said = list(warnings)
     for note, text, advice in (
         ("not identified", UNDETERMINED, ": moved together, they leave the likelihood as it is; fix or tie some"),
-        ("at the edge", "at the edge of the range, where no standard error holds:", ""),
+        ("at the edge", "at the edge of the range, where no standard error holds (an interval has one end):", ""),
     ):
         which = list(names[(table["note"] == note).to_numpy()])
         if which:
