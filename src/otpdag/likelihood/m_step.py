@@ -101,8 +101,16 @@ def _newton_direction(
 
 
 def _curved(height: Callable[[Tensor], Tensor], leaf: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A height (R,), its gradient (R, P) and its second derivative (R, P, P) at ``leaf`` (R, P)."""
-    before = height(leaf)
-    (own,) = torch.autograd.grad(before.sum(), leaf, create_graph=True)
-    rows = [torch.autograd.grad(one.sum(), leaf, retain_graph=True)[0] for one in own.unbind(-1)]
-    return before.detach(), own.detach(), torch.stack(rows, 1)
+    """A height (R,), its gradient (R, P) and its second derivative (R, P, P) at ``leaf`` (R, P).
+
+    A single point stands P times on the replica axis, so that one pass gives all rows of the second derivative.
+    """
+    many = leaf.shape[1]
+    copies = leaf if len(leaf) > 1 else leaf.detach().repeat(many, 1).requires_grad_(True)
+    before = height(copies)
+    (own,) = torch.autograd.grad(before.sum(), copies, create_graph=True)
+    if len(leaf) > 1:
+        rows = [torch.autograd.grad(one.sum(), copies, retain_graph=True)[0] for one in own.unbind(-1)]
+        return before.detach(), own.detach(), torch.stack(rows, 1)
+    (second,) = torch.autograd.grad(own.trace(), copies)
+    return before[:1].detach(), own[:1].detach(), second.unsqueeze(0)
