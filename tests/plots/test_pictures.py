@@ -96,7 +96,9 @@ def test_notebooks_show_graphs_and_results(fitted):
     result, _ = fitted
     assert result.model.graph._repr_svg_().count("<svg") == 1
     assert "converged" in result._repr_html_()
-    with pytest.raises(ModelError, match="what must be one of classes, effects, estimates, fit, hidden; got 'all'"):
+    with pytest.raises(
+        ModelError, match="what must be one of classes, effects, estimates, fit, hidden, plan; got 'all'"
+    ):
         result.plot("all")
 
 

@@ -194,15 +194,16 @@ def score(
     as_json: c.AsJson = False,
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
+    from otpdag.answers.transport import Distance
     from otpdag.cli.command_files import model_and_rows
 
     model, rows = model_and_rows(model_path, data, sequence, time)
     value = model.distance(rows, seed=seed) if kind == "transport" else model.score(rows, kind=kind, seed=seed)
     if as_json:
-        c.write_out(c.json_text({"kind": kind, "score": value}))
+        c.write_out(c.json_text({"kind": kind, "score": float(value)}))
         return
-    distance = "energy distance between the rows and as many model samples; smaller is better"
-    c.say(distance if kind == "transport" else "mean log-likelihood of a row; larger is better")
+    likelihood = "mean log-likelihood of a row; larger is better"
+    c.say(f"{value.describe()}; smaller is better" if isinstance(value, Distance) else likelihood)
     typer.echo(f"{value:.6g}")
 
 

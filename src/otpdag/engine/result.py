@@ -35,12 +35,14 @@ from otpdag.answers.notes import point_of
 from otpdag.answers.queries import Effect
 from otpdag.answers.standard_errors import Errors, information_at, standard_errors, without_errors
 from otpdag.answers.summary import Summary, data_facts, summarise
-from otpdag.data import Batch
+from otpdag.answers.transport import Plan
+from otpdag.data import Batch, Table
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
 from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_level
+from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, units_of
 from otpdag.tables import estimates
@@ -57,7 +59,7 @@ PARAMETER_DRAWS = 50
 MOVE, FUTURES_COMPARED = 0.3, 200
 """How far what no data tell is moved, in raw units of order one, to see whether so many futures follow."""
 
-PICTURES = ("classes", "effects", "estimates", "fit", "hidden")
+PICTURES = ("classes", "effects", "estimates", "fit", "hidden", "plan")
 
 
 @dataclass(frozen=True)
@@ -341,11 +343,35 @@ class FitResult:
                     told[[f"{name}.lower", f"{name}.upper"]] = np.nan
         return told
 
+    def plan(self, data: Table, *, seed: int = 0, rows: int = 1000) -> Plan:
+        """:meth:`otpdag.Model.plan`: what would have to move for rows to be the model's."""
+        return self.model.plan(data, seed=seed, rows=rows)
+
+    def transport(
+        self, data: Table, *, etas: Sequence[float] = (1.0, 10.0, 100.0, 1000.0), rows: int = 200, seed: int = 0
+    ) -> pd.DataFrame:
+        """Both sides of Theorem 1 at the estimate: the transport cost, and reconstruction under the constraint.
+
+        Args:
+            data: A table, of which at most ``rows`` random ones without gaps are compared with as many points.
+            etas: Weights of the constraint: as they grow, the ``backward`` side rises to the ``direct`` one.
+            rows: Memory and time grow with their square.
+            seed: Determines rows and points.
+
+        Returns:
+            For each eta both sides, and their gap relative to the cost.
+        """
+        batch, _ = self.model._read_rows(data)
+        whole = torch.stack([mask[0].all(-1) for mask in batch.mask.values()]).all(0).nonzero()[:, 0]
+        few = whole[torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[:rows]]
+        fitted = self.model.fitted
+        return both_sides(fitted.structure, fitted.naturals, batch.take(few), etas, seed, len(few))
+
     def plot(self, what: str = "estimates", *arguments: Any, **options: Any) -> Figure:
         """A picture: ``result.plot("fit", table)`` is ``otp.plots.plot_fit(result, table)``.
 
         Args:
-            what: ``"estimates"``, ``"fit"``, ``"hidden"``, ``"classes"`` or ``"effects"``.
+            what: ``"estimates"``, ``"fit"``, ``"hidden"``, ``"classes"``, ``"effects"`` or ``"plan"``.
             arguments: Passed on.
             options: Passed on.
 

@@ -16,6 +16,7 @@ from otpdag.answers import checks, queries
 from otpdag.answers.counterfactuals import changed_by, counterfactual_worlds
 from otpdag.answers.identification import Identification, identify
 from otpdag.answers.standard_errors import Errors, free_parameters, likelihood_of_rows
+from otpdag.answers.transport import Distance, Plan, transport_distance, transport_plan
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Label, Table, decode, known_table
 from otpdag.data.columns import to_numpy
@@ -593,18 +594,32 @@ class Model(ModelBase):
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return self.distance(data, seed=seed, partial=partial)
 
-    def distance(self, data: Table | SequenceTable, *, seed: int = 0, partial: bool = False) -> float:
-        """The energy distance between standardised held-out rows and as many samples of the model: lower is better.
+    def distance(self, data: Table | SequenceTable, *, seed: int = 0, partial: bool = False) -> Distance:
+        """How many standard deviations rows are from the model, by optimal transport: lower is better.
 
-        It compares models of different families.
+        It is a number that compares models of different families, and tells what chance alone would give (``chance``,
+        ``upper``) and the distances of all ``nodes`` in their own units; ``describe()`` says it in a sentence.
 
         Args:
-            data: Held-out rows. Missing cells are drawn from the model given the rest of their row; where a node has no
-                density, they are missing for the model's samples as well.
+            data: Held-out rows, of which at most 4,000 random ones are looked at. Missing cells are drawn from the
+                model given the rest of their row; where a node has no density, they are missing for the model as well.
             seed: Determines the model's samples.
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
-        return checks.transport_score(self.fitted, self._read(data, partial)[0], check_seed(seed))
+        return transport_distance(self.fitted, self._read(data, partial)[0], check_seed(seed))
+
+    def plan(self, data: Table, *, seed: int = 0, partial: bool = False, rows: int = 1000) -> Plan:
+        """Which sample of the model each row comes from at least cost, and what would have to move for it.
+
+        Args:
+            data: Rows, of which at most ``rows`` random ones are matched with as many samples, one to one and exactly.
+            seed: Determines both.
+            partial: Take columns that are absent for missing; otherwise they are refused.
+            rows: Time grows with their cube.
+        """
+        self._refuse_sequences("plan", "distance")
+        batch, index = self._read_rows(data, partial)
+        return transport_plan(self.fitted, batch, index, self._table, check_seed(seed), check_count("rows", rows))
 
     def check(self, data: Table, *, seed: int = 0, partial: bool = False) -> pd.DataFrame:
         """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.

@@ -15,3 +15,4 @@ from otpdag.plots.pictures import plot_estimates as plot_estimates
 from otpdag.plots.pictures import plot_fit as plot_fit
 from otpdag.plots.pictures import plot_hidden as plot_hidden
 from otpdag.plots.pictures import plot_missing as plot_missing
+from otpdag.plots.pictures import plot_plan as plot_plan

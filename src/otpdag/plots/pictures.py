@@ -58,6 +58,41 @@ def plot_fit(fitted: Fitted, data: pd.DataFrame, *, nodes: Sequence[str] | None 
     return figure
 
 
+def plot_plan(fitted: Fitted, data: pd.DataFrame, *, rows: int = 12, seed: int = 0) -> Figure:
+    """What would have to move for rows to be the model's: the cost of each column, and the rows most moved.
+
+    Args:
+        fitted: A fitted model, or the result of a fit.
+        data: A table with the model's columns.
+        rows: How many rows are shown by themselves.
+        seed: Determines which rows are matched, and with what.
+
+    >>> from otpdag import Graph, fit
+    >>> table = pd.DataFrame({"x": np.linspace(-1, 1, 50), "y": ["a", "b"] * 25})
+    >>> result = fit(Model.from_frame(Graph([("y", "x")]), table), table, restarts=1)
+    >>> [ax.get_title() for ax in plot_plan(result, table).axes]
+    ['cost by column', 'rows most moved']
+    """
+    plan = _model(fitted, "plot_plan").plan(data, seed=seed)
+    figure, (left, right) = _grid(2)
+    names = [style.shortened(str(node)) for node in plan.columns.index[::-1]]
+    left.barh(names, plan.columns["cost"][::-1], color=DATA, label="data")
+    left.plot(plan.columns["chance"][::-1], names, "|", color=MODEL, markersize=12, label="chance")
+    left.set_title("cost by column", fontsize=10)
+    left.legend(frameon=False, fontsize=style.SMALL_FONT)
+    moved = plan.most_moved(rows).iloc[::-1]
+    begin = np.zeros(len(moved))
+    for number, node in enumerate(moved.columns):
+        cost = moved[node].fillna(0.0).to_numpy()
+        right.barh([str(row) for row in moved.index], cost, left=begin, color=style.colour(number), label=str(node))
+        begin = begin + cost
+    right.set_title("rows most moved", fontsize=10)
+    right.legend(frameon=False, fontsize=style.SMALL_FONT)
+    for ax in (left, right):
+        ax.set_xlabel("standard deviations", fontsize=style.SMALL_FONT)
+    return figure
+
+
 def plot_missing(data: pd.DataFrame, *, most_rows: int = 500, ax: Axes | None = None) -> Figure:
     r"""Which cells are empty: a line for each row (the first ones), a column for each column, empty cells dark.
 

@@ -34,6 +34,7 @@ TITLES = {
     "graph": "Graph",
     "estimates": "Estimates",
     "data": "Data and model",
+    "distance": "Distance from the data",
     "checks": "Checks",
     "hidden": "Hidden nodes",
     "gaps": "Missing cells",
@@ -144,6 +145,7 @@ def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> 
         steps = s.Steps.of(table, *order) if model.graph.is_dynamic else None
         yield "data", s.data_and_model(model, table, steps, seed)
         if steps is None:
+            yield "distance", s.distance(model, table, seed)
             yield "checks", s.checks(model, table, seed)
         yield "hidden", s.hidden_nodes(model, table, steps, seed)
         yield "gaps", s.gaps(model, table)

@@ -211,6 +211,19 @@ def checks(model: Model, table: pd.DataFrame, seed: int) -> str:
     return verdict + soft(how, [chart(figure, "residual checks, worst first")])
 
 
+def distance(model: Model, table: pd.DataFrame | Sequences, seed: int) -> str:
+    """How far the model is from the data, in standard deviations and in each column's units."""
+    try:
+        told = model.distance(table, seed=seed)
+    except (ModelError, DataError) as error:
+        return soft(f"Not available here: {error}")
+    sentence = told.describe()
+    verdict = note(f"{sentence[0].upper()}{sentence[1:]}.", "bad" if float(told) > told.upper else "good")
+    how = "The optimal transport distance between rows and rows of the model; chance: between two tables of the model."
+    shown = told.nodes.map("{:.3g}".format).reset_index()
+    return verdict + soft(how) + f'<div class="scroll">{html_table(shown, list(shown.columns[1:]))}</div>'
+
+
 def gaps(model: Model, table: pd.DataFrame, most: int = 25) -> str:
     """How much of each column is empty, and which are empty together: the commonest patterns."""
     holes = table[[column for _, column in observed_columns(model, table)]].isna()
