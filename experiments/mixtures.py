@@ -37,9 +37,9 @@ PAPER = otp.paper(
     learning_rate=Constant(1e-3),
     hidden_layers=(5,),
 )
-"""Algorithm 1 at the paper's rate for all models (Appendix C). What it does not print for mixtures is from the
-published code: eta, temperature, ground cost, units; but for batches of 100, where that takes all 500 rows in every
-step, which is slow for an exact distance."""
+"""Algorithm 1 at the paper's rate for all models (Appendix C). What it does not print for mixtures is as in the
+published code: eta, temperature, ground cost and units; but for batches of 100, where that takes all 500 rows in every
+step: slow for an exact distance."""
 
 
 @dataclass(frozen=True)

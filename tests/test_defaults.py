@@ -103,7 +103,7 @@ DEFAULTS = {
         "temperature": 0.5,
         "steps": 1000,
         "batch_size": 128,
-        "learning_rate": 0.02,
+        "learning_rate": 1e-3,
     },
     "engine.transport": {"route": "direct"},
 }

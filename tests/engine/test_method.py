@@ -12,6 +12,7 @@ from otpdag.divergences import MMD, Energy, Wasserstein
 from otpdag.engine import EM, Adam, Deterministic, Layout, Method
 from otpdag.errors import ModelError
 from otpdag.objective import Drawn, Encoded, PaperTopics, TopicSweeps
+from otpdag.schedules import Constant
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
 from otpdag.structure import unpack
 
@@ -110,7 +111,7 @@ def test_paper_samples_noise_and_alternates():
     method = otp.paper(eta=0.3, scope="local", steps=9)
     assert method.objective == Objective(push_forward=PushForward(0.3, Wasserstein()))
     assert method.evaluation == Drawn(noise="sampled", scope="local", batch_size=128)
-    assert method.optimiser == Adam(steps=9, learning_rate=0.02, alternating=True)
+    assert method.optimiser == Adam(steps=9, learning_rate=Constant(1e-3), alternating=True)
 
 
 @pytest.mark.parametrize("method", [otp.entropic(), otp.transport("backward"), otp.paper()], ids=lambda one: one.name)

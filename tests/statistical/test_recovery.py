@@ -56,7 +56,7 @@ def test_a_mixture_by_transport_is_about_as_good_as_by_maximum_likelihood():
 
 def test_the_papers_algorithm_finds_the_means_of_a_mixture():
     table, _, means, _ = mixture_rows(400)
-    params = mixture_fit(table, method=otp.paper(steps=200, divergence=otp.divergences.Energy()))
+    params = mixture_fit(table, method=otp.paper(steps=200, learning_rate=0.02, divergence=otp.divergences.Energy()))
     # a quarter of the smallest distance between means; equal means would be off by 2.4 on average
     np.testing.assert_allclose(params["x"]["loc"], means, atol=0.75)
 

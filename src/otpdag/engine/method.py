@@ -17,7 +17,7 @@ from otpdag.learned.algorithm import Drawn, MapFactory
 from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.paper_topics import PaperTopics
 from otpdag.likelihood.topic_problem import TopicSweeps
-from otpdag.schedules import Schedule
+from otpdag.schedules import Constant, Schedule
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward, SumSizes
 
 Evaluation = ClosedForm | Drawn | Encoded | TopicSweeps | PaperTopics
@@ -189,7 +189,7 @@ def paper(
     temperature: float | Schedule = 0.5,
     steps: int = 1000,
     batch_size: int = 128,
-    learning_rate: float | Schedule = 0.02,
+    learning_rate: float | Schedule = 1e-3,
     hidden_layers: tuple[int, ...] | None = None,
     backward: MapFactory | None = None,
 ) -> Method:
@@ -204,8 +204,7 @@ def paper(
         temperature: Of relaxed categories.
         steps: Number of steps.
         batch_size: Rows in a step.
-        learning_rate: Of Adam: a number, from where it falls to zero along a cosine, or a schedule, for instance
-            ``Constant(1e-3)`` as the paper has it.
+        learning_rate: Of Adam: a number, constant as the paper has it, or a schedule.
         hidden_layers: Layers of the backward map of a table; one of 32 if left out.
         backward: Builds your own backward maps, in place of the amortised ones.
     """
@@ -218,7 +217,8 @@ def paper(
         costs=costs or {},
         backward=backward,
     )
-    adam = Adam(steps=steps, learning_rate=learning_rate, alternating=True)
+    rate = learning_rate if callable(learning_rate) else Constant(learning_rate)
+    adam = Adam(steps=steps, learning_rate=rate, alternating=True)
     push = PushForward(eta, divergence or Wasserstein())
     return Method("paper", Objective(eps=eps, push_forward=push), drawn, adam)
 

@@ -161,12 +161,17 @@ def _softmax_gaussian(log_concentrations: Tensor, generator: torch.Generator, ma
 
 
 def paper_topics_start(structure: Structure, settings: PaperTopics, seed: int) -> dict[str, Tensor]:
-    """Random topics, even shares, and the encoder's own parameters: (1, ...)."""
+    """Random topics, even shares, and the encoder's own parameters: (1, ...).
+
+    Log-concentrations of topics that are drawn have a level, which changes nothing but how far draws are from their
+    mean: exp(-2) where it is 4. At zero draws are off by one, and topics of texts never part.
+    """
     generator = torch.Generator().manual_seed(seed)
     parameters = structure.parameters()
     topics = structure.keys[topic_nodes(structure)[1]]["topics"]
     theta = {key: torch.zeros(1, *parameter.shape) for key, parameter in parameters.items()}
-    theta[topics] = 0.1 * torch.randn(1, *parameters[topics].shape, generator=generator)
+    level = 4.0 if settings.drawn else 0.0
+    theta[topics] = level + 0.1 * torch.randn(1, *parameters[topics].shape, generator=generator)
     return theta | network_parameters(document_encoder(structure, settings, seed))
 
 
