@@ -29,6 +29,7 @@ from threadpoolctl import threadpool_limits
 import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams, timed
 from benchmarks.random_graphs import declare, hidden_tree, mixed_world
+from experiments import small_models
 from experiments.code_prior import CodePrior
 from experiments.outliers import replace_rows
 from otpdag import datasets, divergences, estimators
@@ -165,7 +166,7 @@ def _change(old: list, new: list) -> float:
 def work(s: Streams, edges: str, data: Any, hidden: str = "", nodes: Any = None, gaps: float = 0, **rest: Any) -> Work:
     """The fit of a model with edges ``"a>b"``, lagged ones ``"a~b"``, to data that lose cells."""
     if isinstance(data, pd.DataFrame):
-        data = datasets.delete_cells(data, gaps, s.missing)
+        data = small_models.delete_cells(data, gaps, s.missing)
     elif gaps:
         data = {name: np.where(s.missing.random(one.shape) < gaps, np.nan, one) for name, one in data.items()}
     made = [otp.lag(*word.split("~")) if "~" in word else tuple(word.split(">")) for word in edges.split()]
@@ -208,7 +209,7 @@ def family(kind: str, s: Streams, given: bool = False, gaps: float = 0.0, **sett
     if not given:
         return work(s, "k>y t>y y>w", frame.assign(k=k, t=t), nodes=nodes, gaps=gaps)
     nodes |= {"k": m.Given(m.Categorical(2).space), "t": m.Given()}
-    return work(s, "k>y t>y y>w", datasets.delete_cells(frame, gaps, s.missing).assign(k=k, t=t), nodes=nodes)
+    return work(s, "k>y t>y y>w", small_models.delete_cells(frame, gaps, s.missing).assign(k=k, t=t), nodes=nodes)
 
 
 def vectors(kind: str, gaps: float, s: Streams) -> Work:
@@ -231,7 +232,7 @@ def vectors(kind: str, gaps: float, s: Streams) -> Work:
 def mixed(nodes: int, gaps: float, s: Streams, **options: Any) -> Work:
     """Numbers, counts and categories in a random graph."""
     world = mixed_world(nodes, s.data)
-    frame = datasets.delete_cells(world.sample(ROWS, s.data), gaps, s.missing)
+    frame = small_models.delete_cells(world.sample(ROWS, s.data), gaps, s.missing)
     return partial(fitted, declare(world.parents, world.kinds, world.sizes), frame, s.fit, **options)
 
 
@@ -240,7 +241,7 @@ def mixed(nodes: int, gaps: float, s: Streams, **options: Any) -> Work:
 
 def factors(number: int, s: Streams, spoilt: float = 0.0, **options: Any) -> Work:
     """Hidden numbers with four columns each; the last column has them all for parents."""
-    tables = [datasets.factor(ROWS, s.data)[0].add_prefix(f"f{i}_") for i in range(number)]
+    tables = [small_models.factor(ROWS, s.data)[0].add_prefix(f"f{i}_") for i in range(number)]
     frame, _ = replace_rows(pd.concat(tables, axis=1), spoilt, "box", s.data)
     edges = [f"f{i}>f{i}_x{c}" for i in range(number) for c in range(1, 5)]
     edges += [f"f{i}>f{number - 1}_x4" for i in range(number - 1)]
@@ -257,7 +258,7 @@ def settled(s: Streams) -> Work:
 
 def formulas(s: Streams) -> Work:
     """A structural equation model in lavaan's words, with correlated errors."""
-    frame = datasets.delete_cells(datasets.factor(ROWS, s.data)[0], 0.1, s.missing)
+    frame = small_models.delete_cells(small_models.factor(ROWS, s.data)[0], 0.1, s.missing)
     model = otp.neighbours.from_formulas("f =~ 1*x1 + x2 + x3 + x4\nx3 ~~ x4", frame)
     return partial(fitted, model, frame, s.fit)
 
@@ -273,11 +274,11 @@ def behind(kind: str, s: Streams) -> Work:
 
 def mixture(s: Streams, probs: Any = None, **options: Any) -> Work:
     nodes = {"z": m.Categorical(3, probs=probs), "x": m.Normal(2)}
-    return work(s, "z>x", datasets.mixture(ROWS, s.data)[0], "z", nodes, **options)
+    return work(s, "z>x", small_models.mixture(ROWS, s.data)[0], "z", nodes, **options)
 
 
 def classes(s: Streams, **options: Any) -> Work:
-    frame = datasets.latent_class(ROWS, s.data)[0]
+    frame = small_models.latent_class(ROWS, s.data)[0]
     nodes = {name: m.Categorical(3) for name in frame} | {"z": m.Categorical(2)}
     return work(s, "z>x1 z>x2 z>x3 z>x4", frame, "z", nodes, **options)
 
@@ -285,7 +286,7 @@ def classes(s: Streams, **options: Any) -> Work:
 def mixed_dag(s: Streams, rows: int = ROWS, **options: Any) -> Work:
     """A hidden category behind a number, a count and a category."""
     nodes = {"h": m.Categorical(3), "x2": m.Poisson(), "x3": m.Categorical(3)}
-    return work(s, "h>x1 h>x2 x1>x2 h>x3", datasets.mixed_dag(rows, s.data)[0], "h", nodes, **options)
+    return work(s, "h>x1 h>x2 x1>x2 h>x3", small_models.mixed_dag(rows, s.data)[0], "h", nodes, **options)
 
 
 def parquet(s: Streams) -> Work:
@@ -408,7 +409,7 @@ DRAWN: dict[str, Callable[[np.random.Generator], Any]] = {
     "tiles": lambda rng: (rng.integers(0, 8, (60, 2, 2)).repeat(4, 1).repeat(4, 2) * 36).astype(np.uint8),
     "codes": lambda rng: np.minimum(rng.integers(0, 8, (80, 1)), rng.integers(0, 8, (80, 4))),
     "plane": lambda rng: rng.normal(size=(200, 2)) @ rng.normal(size=(2, 10)),
-    "mixture": lambda rng: datasets.mixture(ROWS, rng)[0].to_numpy(),
+    "mixture": lambda rng: small_models.mixture(ROWS, rng)[0].to_numpy(),
     "counts": lambda rng: rng.poisson(4.0 + 8 * states(rng, 1, 400)).T,
 }
 
@@ -479,7 +480,7 @@ def of_states(result: "otp.FitResult", series: Mapping[str, np.ndarray]) -> Valu
 
 def selected(criterion: str, s: Streams) -> Work:
     """The number of classes, by a criterion; the loss is that of all rows under the likeliest model."""
-    frame = datasets.mixture(ROWS // 2, s.data, components=2, dim=1)[0].set_axis(["x"], axis=1)
+    frame = small_models.mixture(ROWS // 2, s.data, components=2, dim=1)[0].set_axis(["x"], axis=1)
     graph = otp.Graph([("z", "x")], hidden=["z"])
 
     def run() -> Any:

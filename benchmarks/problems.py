@@ -12,8 +12,8 @@ import pandas as pd
 
 import otpdag as otp
 from benchmarks import oracles
+from experiments import small_models
 from experiments.metrics import match_signs, matched_errors
-from otpdag import datasets
 from otpdag import mechanisms as m
 from otpdag.datasets import Truth
 
@@ -119,15 +119,15 @@ def _mean(errors: dict[str, float]) -> float:
     return float(np.mean(list(errors.values())))
 
 
-FACTOR = Problem("factor", 5000, datasets.factor, factor_model, oracles.factor_analysis, factor_error)
-MIXTURE = Problem("mixture", 2000, datasets.mixture, mixture_model, oracles.gaussian_mixture_em, mixture_error)
+FACTOR = Problem("factor", 5000, small_models.factor, factor_model, oracles.factor_analysis, factor_error)
+MIXTURE = Problem("mixture", 2000, small_models.mixture, mixture_model, oracles.gaussian_mixture_em, mixture_error)
 LATENT_CLASS = Problem(
     "latent_class",
     5000,
-    datasets.latent_class,
+    small_models.latent_class,
     latent_class_model,
     oracles.latent_class_em,
     latent_class_error,
 )
-MIXED_DAG = Problem("mixed_dag", 5000, datasets.mixed_dag, mixed_dag_model, oracles.mixed_dag_ml, mixed_dag_error)
+MIXED_DAG = Problem("mixed_dag", 5000, small_models.mixed_dag, mixed_dag_model, oracles.mixed_dag_ml, mixed_dag_error)
 PROBLEMS = (FACTOR, MIXTURE, LATENT_CLASS, MIXED_DAG)

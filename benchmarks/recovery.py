@@ -10,7 +10,8 @@ from benchmarks.harness import Case, Outcome, Record, Settings, Streams, by_meth
 from benchmarks.networks import network_problem
 from benchmarks.problems import FACTOR, MIXED_DAG, PROBLEMS, Problem
 from benchmarks.siblings import sibling_correlation
-from otpdag.datasets import Truth, delete_cells
+from experiments.small_models import delete_cells
+from otpdag.datasets import Truth
 
 MISSING_SHARE = 0.3
 MISSING_LIMIT = 2.0

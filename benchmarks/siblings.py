@@ -7,7 +7,7 @@ import otpdag as otp
 from benchmarks.harness import Outcome, Record, Settings, Streams, by_method, streams, summary, timed
 from benchmarks.oracles import sibling_sample
 from benchmarks.problems import one_factor
-from otpdag.datasets import factor
+from experiments.small_models import factor
 
 ROWS = 5000
 SAMPLES = 20_000

@@ -35,8 +35,9 @@ from benchmarks.oracles.linear_normal import linear_normal_em
 from benchmarks.parameter_errors import network_error, tree_error, world_error
 from benchmarks.random_graphs import World, declare, hidden_tree, mixed_world, normal_world
 from experiments.published_files import load_network
+from experiments.small_models import delete_cells
 from otpdag import mechanisms as m
-from otpdag.datasets import DiscreteNetwork, Truth, delete_cells
+from otpdag.datasets import DiscreteNetwork, Truth
 
 QUICK = 5  # repeats of a quick run
 NETWORK_ROWS, HIDDEN_ROWS, NORMAL_ROWS, MIXED_ROWS, CHAIN_ROWS = 2000, 5000, 2000, 5000, 2000

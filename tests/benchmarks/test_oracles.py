@@ -4,7 +4,8 @@ import pytest
 from benchmarks import oracles
 from benchmarks.oracles.mixed_dag import Table, _loss, _pack, mean_log_likelihood
 from benchmarks.problems import PROBLEMS
-from otpdag.datasets import DiscreteNetwork, factor, latent_class, mixed_dag
+from experiments.small_models import factor, latent_class, mixed_dag
+from otpdag.datasets import DiscreteNetwork
 
 
 def mean_error(problem, rows, repeats=3):

@@ -19,7 +19,8 @@ from benchmarks.oracles.hidden_tree import beliefs, hidden_tree_em
 from benchmarks.oracles.linear_normal import LinearNormal, linear_normal_em
 from benchmarks.parameter_errors import configurations_seen, network_error, tree_error, world_error
 from benchmarks.random_graphs import declare, hidden_tree, mixed_world
-from otpdag.datasets import DiscreteNetwork, delete_cells
+from experiments.small_models import delete_cells
+from otpdag.datasets import DiscreteNetwork
 
 NETWORK = DiscreteNetwork(
     states={"a": ("0", "1"), "h": ("0", "1"), "b": ("0", "1", "2"), "c": ("0", "1")},

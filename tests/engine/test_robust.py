@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 import otpdag as otp
+from experiments import small_models
 from experiments.outliers import replace_rows
-from otpdag import datasets
 from otpdag import mechanisms as m
 from otpdag.datasets import poisson_chain
 from otpdag.errors import ModelError
@@ -76,7 +76,7 @@ def test_options_say_how_much_is_left_out_at_most(most, least):
 
 
 def test_missing_cells_are_allowed(spoilt):
-    frame = datasets.delete_cells(spoilt[0], 0.1, np.random.default_rng(3))
+    frame = small_models.delete_cells(spoilt[0], 0.1, np.random.default_rng(3))
     model = mixture_model()
     otp.fit(model, frame, seed=0, robust=True, restarts=6)
     np.testing.assert_allclose(model.params()["x"]["loc"], [[0, 0], [4, 2]], atol=0.4)

@@ -8,8 +8,8 @@ import torch
 import otpdag as otp
 from benchmarks.problems import MIXED_DAG
 from benchmarks.recovery import MISSING_SHARE, draw
+from experiments.small_models import delete_cells
 from otpdag import mechanisms as m
-from otpdag.datasets import delete_cells
 from otpdag.engine import Adam, Deterministic, Method, data_kind
 from otpdag.engine.data_kind import FROM_ROWS, HELD_ROWS, ONE_START_ROWS, START_ROWS, TableData, automatic
 from otpdag.engine.search import restart_seed

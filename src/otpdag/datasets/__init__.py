@@ -10,9 +10,5 @@ from otpdag.datasets._networks import read_bif as read_bif
 from otpdag.datasets._synthetic import Bars as Bars
 from otpdag.datasets._synthetic import Truth as Truth
 from otpdag.datasets._synthetic import bars as bars
-from otpdag.datasets._synthetic import delete_cells as delete_cells
-from otpdag.datasets._synthetic import factor as factor
-from otpdag.datasets._synthetic import latent_class as latent_class
-from otpdag.datasets._synthetic import mixed_dag as mixed_dag
-from otpdag.datasets._synthetic import mixture as mixture
+from otpdag.datasets._synthetic import draw_states as draw_states
 from otpdag.datasets._synthetic import poisson_chain as poisson_chain

@@ -10,10 +10,11 @@ import torch
 from scipy.stats import norm
 
 import otpdag as otp
+from experiments.small_models import delete_cells
 from otpdag import Graph
 from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema, encode
-from otpdag.datasets import delete_cells, read_bif
+from otpdag.datasets import read_bif
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination.evidence import expectations, log_evidence, moved, total_evidence
 from otpdag.likelihood.elimination.layout import lay_out
