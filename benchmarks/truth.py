@@ -179,7 +179,7 @@ TWO_HIDDEN = (*BOW, ("v", "x"), ("v", "y"))
 PROXY = (*BOW, ("u", "p"))
 INSTRUMENT = (*BOW, ("z", "x"))
 FRONT_DOOR = (("u", "x"), ("u", "y"), ("x", "w"), ("w", "y"))
-EFFECT_SETS_FOR_EACH_REPEAT, COVERED_EFFECTS_FOR_EACH_REPEAT = 2, 24
+EFFECT_SETS_FOR_EACH_REPEAT, COVERED_EFFECTS_FOR_EACH_REPEAT = 2, 60
 
 
 def linear_rows(edges: tuple[tuple[str, str], ...], rng: np.random.Generator) -> tuple[pd.DataFrame, otp.Model, float]:

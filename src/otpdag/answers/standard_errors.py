@@ -45,7 +45,7 @@ from otpdag.tables import estimates
 Errors = Literal["information", "sandwich", "bootstrap"]
 
 FLAT = 1e-6
-"""Curvature, relative to that of its own coordinates, below which a direction is one that the data do not tell."""
+"""Relative curvature along a direction that the data do not tell, by second derivatives."""
 
 
 # -- information -------------------------------------------------------------------------------------------------------
@@ -68,6 +68,8 @@ class Information:
     scores: Tensor | None = None
     knows_flat: bool = False
     """Whether flat directions were told, rather than found in the matrix."""
+    smallest: float = FLAT
+    """Curvature, relative to that of its own coordinates, below which a direction is flat."""
 
     def without(self, flat: Tensor) -> Information:
         """The same with no curvature along directions (P, k) that are known to be flat."""
@@ -83,7 +85,7 @@ class Information:
         own = self.matrix.diagonal().abs()
         most = own.max().clamp(min=1e-300)
         # raw coordinates are of order one: a curvature of one tells something even beside that of a constant column
-        unit = torch.where(own > (FLAT * most).clamp(max=1.0), own, most).rsqrt()
+        unit = torch.where(own > (self.smallest * most).clamp(max=1.0), own, most).rsqrt()
         values, vectors = torch.linalg.eigh(unit.unsqueeze(0) * self.matrix * unit.unsqueeze(1))
         return unit, values, vectors
 
@@ -91,7 +93,7 @@ class Information:
     def flat(self) -> Tensor:
         """Directions (P, k), of length one, that the data do not tell."""
         unit, values, vectors = self._scaled
-        directions = unit.unsqueeze(1) * vectors[:, values <= FLAT]
+        directions = unit.unsqueeze(1) * vectors[:, values <= self.smallest]
         return directions / directions.norm(dim=0, keepdim=True).clamp(min=1e-300)
 
     @property
@@ -103,7 +105,7 @@ class Information:
         :math:`\sqrt{\epsilon / \lambda}`.
         """
         _, values, _ = self._scaled
-        flat, others = values[values <= FLAT], values[values > FLAT]
+        flat, others = values[values <= self.smallest], values[values > self.smallest]
         if self.knows_flat or not len(flat) or not len(others):
             return 0.0
         return float((flat.abs().max() / others.min()).sqrt())
@@ -123,7 +125,7 @@ class Information:
         """
         unit, values, vectors = self._scaled
         root = unit.unsqueeze(1) * vectors
-        inverse = (root * torch.where(values > FLAT, 1 / values.clamp(min=FLAT), 0.0)) @ root.mT
+        inverse = (root * torch.where(values > self.smallest, 1 / values.clamp(min=self.smallest), 0.0)) @ root.mT
         return inverse if self.scores is None else inverse @ (self.scores.mT @ self.scores) @ inverse
 
     def likely_points(self, point: Tensor, draws: int, seed: int) -> Tensor:
