@@ -22,6 +22,11 @@ from typing import IO
 
 from otpdag.errors import DataError
 
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
 _MARK = ".otpdag-"
 _STAGED, _COMMITTED, _MANIFEST = f"{_MARK}new-", f"{_MARK}committed", f"{_MARK}manifest.json"
 _TEMPORARY = ".tmp"
@@ -160,6 +165,47 @@ def make_folder(path: str | Path) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def only_writer(folder: str | Path) -> Iterator[None]:
+    """Hold the lock of a folder of results, so that no other process writes to it; it ends with its process.
+
+    The lock is on a file beside the folder, or in it where nothing can be written beside. A system without such locks
+    has none.
+
+    Raises:
+        DataError: Another process holds it.
+    """
+    folder = Path(os.path.realpath(folder))
+    beside = os.access(folder.parent, os.W_OK)
+    path = folder.parent / f"{_stem_of(folder)}lock" if beside else folder / f"{_MARK}lock"
+    with _named(folder):
+        handle = _locked(path)
+    if handle is None:
+        raise DataError(f"another process is writing to {str(folder)!r}: wait for it, or choose another folder")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # before it is given up, so that nobody locks a file that is gone
+            os.unlink(path)
+        os.close(handle)
+
+
+def _locked(path: Path) -> int | None:
+    """The handle of a file that this process has locked; None if another one has."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(path)):  # else its holder has removed it since
+                    return handle
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        os.close(handle)
+
+
 def check_writable(folder: str | Path) -> None:
     """Refuse a folder that :func:`folder_transaction` could not write; nothing stays of the attempt."""
     with contextlib.suppress(_Undo), _staging(Path(folder)):
@@ -177,7 +223,7 @@ def folder_transaction(folder: str | Path, owned: Iterable[str]) -> Iterator[Pat
     The files are written to a folder that stands beside. One rename decides: before it the old set is valid, after it
     the new one. Where the target does not exist, that rename makes it. Otherwise the new set becomes its folder
     ``.otpdag-committed``, whose files are then moved up; :func:`finish_transaction` completes what a kill in the middle
-    of these few renames leaves. Other files of the target stay where they are.
+    of these few renames leaves. Other files of the target stay where they are. Who writes holds :func:`only_writer`.
 
     Args:
         folder: Where the files shall be; made if needed.
@@ -266,11 +312,11 @@ def _move_files(folder: Path, owned: frozenset[str]) -> None:
         for name in owned - names:
             (folder / name).unlink(missing_ok=True)
         for name in owned & names:
-            if (committed / name).exists():  # else it was moved before the kill
+            with contextlib.suppress(FileNotFoundError):  # moved before a kill, or by another that completes the same
                 os.replace(committed / name, folder / name)
         _sync_folder(folder)
-        (committed / _MANIFEST).unlink()
-    if committed.is_dir():
+        (committed / _MANIFEST).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
         committed.rmdir()
 
 

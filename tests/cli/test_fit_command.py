@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from otpdag import engine
 from otpdag.cli import app, fit_command
+from otpdag.files import only_writer
 
 MODEL = "{edges: [[k, x], [k, n]], hidden: [k], nodes: {k: {type: Categorical, size: 2}, n: Poisson}}"
 SAME = ("model.otp", "params.json", "restarts.csv")
@@ -115,10 +116,48 @@ def test_time_limits_that_are_none_are_refused(factory, value):
     assert "time_limit must be a number of seconds above zero" in result.stderr
 
 
-def test_an_error_leaves_no_checkpoint(factory, monkeypatch):
+def stopped_run(factory: Path, monkeypatch) -> tuple[Path, bytes]:
+    with monkeypatch.context() as patch:
+        stopped_by(patch, signal.SIGINT)
+        fit(factory, "run")
+    kept = factory / "run.checkpoint"
+    return kept, kept.read_bytes()
+
+
+def test_an_error_deletes_no_checkpoint(factory, monkeypatch):
+    """Neither the one that was there, nor that of the work that was done."""
+
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
+    kept, earlier = stopped_run(factory, monkeypatch)
+    refused = (("--resume", "--seed", "7"), ("--resume", "--weights", "none"), ("--restarts", "x"), ("--device", "tpu"))
+    for options in refused:
+        assert fit(factory, "run", "--force", *options).exit_code == 2
+        assert kept.read_bytes() == earlier
     monkeypatch.setattr(fit_command, "write_run", fail)
-    assert fit(factory, "run").exit_code == 2
-    assert sorted(path.name for path in factory.iterdir()) == ["data.csv", "model.yaml"]
+    assert fit(factory, "run", "--force").exit_code == 2
+    assert kept.is_file()
+    assert fit(factory, "another").exit_code == 2
+    assert (factory / "another.checkpoint").is_file()
+    assert not (factory / "another").exists()
+
+
+def test_a_fit_that_begins_anew_gives_an_earlier_checkpoint_back_if_it_comes_to_nothing(factory, monkeypatch):
+    kept, earlier = stopped_run(factory, monkeypatch)
+    (factory / "run.checkpoint.earlier").write_bytes(earlier)
+    kept.unlink()  # as a kill just after it was set aside leaves it
+    assert fit(factory, "run", "--force", "--device", "tpu").exit_code == 2
+    assert kept.read_bytes() == earlier
+    assert fit(factory, "run", "--force").exit_code == 0
+    assert sorted(path.name for path in factory.iterdir() if "checkpoint" in path.name) == []
+
+
+def test_one_process_writes_to_a_folder_at_a_time(factory):
+    with only_writer(factory / "run"):
+        result = fit(factory, "run")
+        assert result.exit_code == 2
+        assert "another process is writing to" in result.stderr
+        assert not (factory / "run").exists()
+    assert fit(factory, "run").exit_code == 0
+    assert not [path.name for path in factory.iterdir() if path.name.startswith(".")]

@@ -28,7 +28,7 @@ from rich.text import Text
 
 from otpdag.cli import console as c
 from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, printable
-from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, write_bytes
+from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, only_writer, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,18 +83,19 @@ def fit(
     from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
 
-    c.check_folder(out_folder, force=force)
-    specification, table = read_model_file(model_file), table_at(data)
-    with warnings.catch_warnings(record=True) as doubts:
-        warnings.simplefilter("always", ColumnTypeWarning)
-        model = specification.build(table)
-    options: dict[str, Any] = {"method": method, "seed": seed, "steps": steps, "restarts": restarts, "device": device}
-    options |= {"robust": robust or False, "progress": not quiet, "time_limit": time_limit}
-    options |= {"weights": weights, "source": _source(data, sequence=sequence, time=time)}
-    check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
-    with kept_checkpoint(out_folder, resume=resume) as checkpoint:
-        rows = as_steps(table, sequence, time)
-        _fit_into(out_folder, model, rows, checkpoint, draws=intervals, quiet=quiet, doubts=doubts, **options)
+    with make_folder(out_folder.absolute().parent), only_writer(out_folder):
+        c.check_folder(out_folder, force=force)
+        specification, table = read_model_file(model_file), table_at(data)
+        with warnings.catch_warnings(record=True) as doubts:
+            warnings.simplefilter("always", ColumnTypeWarning)
+            model = specification.build(table)
+        options: dict[str, Any] = {"method": method, "seed": seed, "steps": steps, "restarts": restarts}
+        options |= {"device": device, "robust": robust or False, "progress": not quiet, "time_limit": time_limit}
+        options |= {"weights": weights, "source": _source(data, sequence=sequence, time=time)}
+        check_writable(out_folder)  # before the work: a folder that cannot be made fails at once
+        with kept_checkpoint(out_folder, resume=resume) as checkpoint:
+            rows = as_steps(table, sequence, time)
+            _fit_into(out_folder, model, rows, checkpoint, draws=intervals, quiet=quiet, doubts=doubts, **options)
 
 
 def _fit_into(
@@ -144,12 +145,13 @@ def _source(data: Path, **order: str | None) -> dict[str, str]:
 def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:
     """The checkpoint of a fit that writes to ``folder``, beside which it stands.
 
-    It stays where the work was stopped, by Ctrl-C, SIGTERM or a kill. It goes after an error, and when the run has been
-    written, unless that was not the end of the fit. Where nothing can be written beside the folder there is none.
+    It goes when the run has been written, unless that was not the end of the fit, and stays whatever else happens. A
+    fit that begins anew sets an earlier one aside, and puts it back if it ends before it has one of its own. Where
+    nothing can be written beside the folder there is none.
 
     Args:
         folder: The folder of the run.
-        resume: Whether to go on from a checkpoint that is there; otherwise it is removed.
+        resume: Whether to go on from a checkpoint that is there.
     """
     path = folder.resolve().with_name(f"{folder.resolve().name}.checkpoint")
     if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
@@ -157,11 +159,14 @@ def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:
             raise DataError(f"--resume needs {str(path)!r}, and that folder cannot be written")
         yield None
         return
-    with make_folder(path.parent), _terminations_raise():
-        if resume and not path.exists():
-            c.say(f"there is no {path}: the fit begins anew")
-        if not resume:
-            path.unlink(missing_ok=True)
+    earlier = path.with_name(f"{path.name}.earlier")
+    if earlier.exists() and not path.exists():  # that a killed fit had set aside
+        earlier.replace(path)
+    if resume and not path.exists():
+        c.say(f"there is no {path}: the fit begins anew")
+    if path.exists() and not resume:
+        path.replace(earlier)
+    with _terminations_raise():
         try:
             yield path
         except KeyboardInterrupt as stop:
@@ -169,15 +174,16 @@ def kept_checkpoint(folder: Path, *, resume: bool) -> Iterator[Path | None]:
                 raise
             code = stop.code if isinstance(stop, c.Interrupted) else c.INTERRUPTED
             raise c.Interrupted(f"{path} keeps how far it came; the same command with --resume goes on", code) from None
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        finally:
+            if earlier.exists() and not path.exists():
+                earlier.replace(path)
 
 
 def _close_checkpoint(path: Path | None, *, could_go_on: bool) -> None:
     """Remove the checkpoint of a run that was written; one of a fit that could go on stays."""
     if path is None:
         return
+    path.with_name(f"{path.name}.earlier").unlink(missing_ok=True)
     if not could_go_on:
         path.unlink(missing_ok=True)
     elif path.exists():
