@@ -1,4 +1,4 @@
-"""Faults: kills at random instants, hostile files, bad inputs, mutants of the code, a thousand fits in one process.
+"""Faults: kills, hostile files, bad inputs, checkpoints, writers at once, bombs, mutants, many fits in one process.
 
 Each case reports how much went wrong as ``ratio``: a number of events that must be zero, the share of mutants that
 survive, or a relative growth; ``limit`` is the most that is allowed.
@@ -14,7 +14,10 @@ import numpy as np
 import pandas as pd
 
 import otpdag as otp
+from benchmarks import attacks
 from benchmarks import bad_inputs as inputs
+from benchmarks.bad_calls import bad_calls, damaged_folders, raw_error
+from benchmarks.changed_runs import accepted, changes
 from benchmarks.child import in_child
 from benchmarks.harness import Record, Settings, timed
 from benchmarks.hostile_files import survey, use_model, variants
@@ -93,13 +96,66 @@ def _bad_inputs(settings: Settings) -> Record:
     return _counted(len(bugs), of, seconds, "bugs") | {"which": bugs[:5]}
 
 
-def _called_bugs(seed: int, most: int = 450) -> tuple[list[str], int]:
+def _called_bugs(seed: int, files: int = 300, calls: int = 250, folders: int = 50) -> tuple[list[str], int]:
+    chance = random.Random(seed)
     every = list(inputs.bad_inputs(seed))
-    chosen = random.Random(seed).sample(every, min(most, len(every)))
+    chosen = chance.sample(every, min(files, len(every)))
     with tempfile.TemporaryDirectory() as folder:
         answers = [(bad, *inputs.answer(bad, Path(folder))) for bad in chosen]
     bugs = [f"{bad.name}: {message}" for bad, code, message in answers if code == inputs.BUG or "Traceback" in message]
-    return bugs, len(chosen)
+    asked = [*chance.sample(list(bad_calls()), calls), *damaged_folders(seed, folders)]
+    raw = [error for error in map(raw_error, asked) if error is not None]
+    return [*bugs, *raw], len(chosen) + len(asked)
+
+
+def _resume_changed(settings: Settings) -> Record:
+    """Fits that go on from a checkpoint after one thing has changed."""
+    done, seconds = timed(lambda: in_child(partial(_accepted, settings.seed), seconds=LONGEST))
+    found, of = done.value
+    return _counted(len(found), of, seconds, "accepted") | {"which": found}
+
+
+def _accepted(seed: int) -> tuple[list[str], int]:
+    every = list(changes(seed))
+    return [change.name for change in every if accepted(change)], len(every)
+
+
+def _checkpoints_lost(settings: Settings) -> Record:
+    """Refusals and failures of ``otpdag fit`` where a checkpoint is."""
+    of = 50
+    done, seconds = timed(lambda: in_child(partial(attacks.lost_checkpoints, settings.seed, of), seconds=LONGEST))
+    return _counted(done.value, of, seconds, "lost")
+
+
+def _checkpoints_flipped(settings: Settings) -> Record:
+    """Checkpoints with one flipped bit."""
+    of = 100
+    done, seconds = timed(lambda: in_child(partial(attacks.estimates_from_flips, settings.seed, of), seconds=LONGEST))
+    return _counted(done.value, of, seconds, "taken")
+
+
+def _writers(settings: Settings) -> Record:
+    """Saves of a model by several processes at once, and runs to one folder."""
+    saves, runs = 300, 10
+    saved, seconds = timed(lambda: in_child(partial(attacks.failed_saves, settings.seed, saves), seconds=LONGEST))
+    ended, more = timed(lambda: in_child(partial(attacks.failed_runs, settings.seed, runs), seconds=LONGEST))
+    told = _counted(saved.value + ended.value, saves + runs, seconds + more, "failed")
+    return told | {"saves": saved.value, "runs": ended.value}
+
+
+def _bombs(settings: Settings) -> Record:
+    """Small files that ask for much: the most memory that one takes, in units of the limit."""
+    done, seconds = timed(lambda: in_child(partial(attacks.bombs, settings.seed), seconds=LONGEST))
+    worst = max(done.value, key=done.value.__getitem__)
+    peak = done.value[worst]
+    record = {"ratio": peak / ROOM, "limit": 1.0, "peak_megabytes": peak / 2**20, "of": len(done.value)}
+    return record | {"worst": worst, "seconds": seconds}
+
+
+def _levels(settings: Settings) -> Record:
+    """Two categories of two hundred levels and five thousand rows: processor seconds."""
+    done, seconds = timed(lambda: in_child(partial(attacks.seconds_of_levels, settings.seed), seconds=LONGEST))
+    return {"ratio": done.value, "limit": 1.0, "processor_seconds": done.value, "of": 1, "seconds": seconds}
 
 
 def _mutants(settings: Settings) -> Record:
@@ -138,6 +194,12 @@ CASES = {
     "resumed": _resumed,
     "hostile_files": _hostile_files,
     "bad_inputs": _bad_inputs,
+    "resume_changed": _resume_changed,
+    "checkpoints_lost": _checkpoints_lost,
+    "checkpoints_flipped": _checkpoints_flipped,
+    "writers": _writers,
+    "bombs": _bombs,
+    "levels": _levels,
     "mutants": _mutants,
     "soak": _soak,
 }

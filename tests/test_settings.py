@@ -36,14 +36,14 @@ def test_a_likelihood_has_eps_and_nothing_to_push(objective, is_likelihood):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Objective(reconstruction=-1.0), "reconstruction must not be negative; got -1.0"),
+        (lambda: Objective(reconstruction=-1.0), "reconstruction must be a number of at least 0; got -1.0"),
         (lambda: Objective(reconstruction=0.0), "the objective has no term"),
-        (lambda: Direct(points=0), "points must be at least 1; got 0"),
+        (lambda: Direct(points=0), "points must be a whole number of at least 1; got 0"),
         (lambda: Direct(SlicedWasserstein(p=3.0)), "p must be 1 or 2"),
         (lambda: ClosedForm(reference="even"), "reference must be one of 'model', 'uniform'; got 'even'"),
         (lambda: Drawn(noise="none"), "noise must be one of 'sampled', 'abducted', 'marginal'; got 'none'"),
         (lambda: Drawn(scope="all"), "scope must be one of 'joint', 'local'; got 'all'"),
-        (lambda: Drawn(batch_size=0), "batch_size must be at least 1; got 0"),
+        (lambda: Drawn(batch_size=0), "batch_size must be a whole number of at least 1; got 0"),
         (lambda: Drawn(costs={"x": "squared"}), "must be an AbstractCost or a function of two points; got 'squared'"),
         (
             lambda: Drawn(noise="marginal", costs={"x": Euclidean()}),

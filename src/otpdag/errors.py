@@ -4,6 +4,7 @@ Also checks of arguments that many functions have, which raise them, and text th
 name in a file must not move a terminal's cursor.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,18 @@ def check_count(name: str, value: object, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ModelError(f"{name} must be a whole number of at least {least}; got {value!r:.100}")
     return int(value)
+
+
+def check_number(name: str, value: object, least: float = -math.inf) -> None:
+    """Refuse what is no number of at least ``least``.
+
+    >>> check_number("eps", "a")
+    Traceback (most recent call last):
+    otpdag.errors.ModelError: eps must be a number; got 'a'
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= least:
+        bound = "" if least == -math.inf else f" of at least {least:g}"
+        raise ModelError(f"{name} must be a number{bound}; got {value!r:.100}")
 
 
 def check_seed(seed: object) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_NODES = 10_000  # what enumerates nodes and edges stays within seconds
+RESERVED = ("phi.", "tie.")  # with which parameters begin that are no node's own
 MOST_STEPS_BACK = 10_000  # a year of hours; a lag is laid out as that many steps
 
 
@@ -362,11 +363,18 @@ class Graph:
 def _check_name(name: object, where: str) -> None:
     if not isinstance(name, str) or not name.strip():
         raise GraphError(f"{where}: a node name must be a non-empty string; got {name!r}")
+    if name.startswith(RESERVED) or name.encode("utf-8", "replace") != name.encode("utf-8", "surrogatepass"):
+        raise GraphError(
+            f"{where}: a node name must be text that a file can hold, and not begin with {' or '.join(RESERVED)}; got "
+            f"{name!r}"
+        )
 
 
 def _read_names(names: Iterable[str], argument: str) -> tuple[str, ...]:
     if isinstance(names, str):
         raise GraphError(f"{argument} must be a list of names; got the string {names!r}: write [{names!r}]")
+    if not isinstance(names, Iterable):
+        raise GraphError(f"{argument} must be a list of names; got {names!r:.100}")
     read = tuple(names)
     for name in read:
         _check_name(name, argument)
@@ -377,8 +385,9 @@ def _read_names(names: Iterable[str], argument: str) -> tuple[str, ...]:
 
 def _read_edges(edges: Iterable[Sequence[str] | Lag]) -> tuple[list[tuple[str, str] | Lag], tuple[Lag, ...]]:
     """All edges as they were given, and the lagged ones among them."""
-    if isinstance(edges, str):
-        raise GraphError(f"edges must be a list of pairs (parent, child); got the string {edges!r}")
+    if isinstance(edges, str) or not isinstance(edges, Iterable):
+        got = "the string " if isinstance(edges, str) else ""
+        raise GraphError(f"edges must be a list of pairs (parent, child); got {got}{edges!r:.100}")
     read = [edge if isinstance(edge, Lag) else _read_pair(edge) for edge in edges]
     for edge in _repeated(read):
         raise GraphError(f"edges must be distinct; {_shown(edge)} is repeated")

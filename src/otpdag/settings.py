@@ -13,13 +13,23 @@ from typing import Literal
 
 from otpdag.divergences import Energy, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import ModelError, check_choice
+from otpdag.errors import ModelError, check_choice, check_count, check_number
 from otpdag.schedules import Schedule
 
 
 def value_at(setting: float | Schedule, progress: float) -> float:
     """What a number, or a schedule, is at a share of the steps."""
     return setting(progress) if callable(setting) else float(setting)
+
+
+def _check_weight(name: str, value: object) -> None:
+    if not callable(value):
+        check_number(name, value, least=0.0)
+
+
+def _check_divergence(divergence: object) -> None:
+    if not isinstance(divergence, AbstractDivergence):
+        raise ModelError(f"divergence must be one of otpdag.divergences; got {divergence!r:.60}")
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,11 @@ class PushForward:
 
     eta: float | Schedule = 1.0
     divergence: AbstractDivergence = field(default_factory=Energy)
+
+    def __post_init__(self) -> None:
+        """Refuse a weight and a divergence that are none."""
+        _check_weight("eta", self.eta)
+        _check_divergence(self.divergence)
 
 
 def _sliced() -> AbstractDivergence:
@@ -64,9 +79,9 @@ class Direct:
 
     def __post_init__(self) -> None:
         """Refuse sizes that hold nothing, and powers without a closed form."""
+        _check_divergence(self.divergence)
         for name in ("points", "states", "steps", "draws", "rounds", "window"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         if self.sliced.p not in (1.0, 2.0):
             raise ModelError(f"p must be 1 or 2 where data are compared with a model; got {self.sliced.p}")
 
@@ -103,8 +118,8 @@ class Objective:
 
     def __post_init__(self) -> None:
         """Refuse objectives without a term."""
-        if self.reconstruction < 0:
-            raise ModelError(f"reconstruction must not be negative; got {self.reconstruction}")
+        check_number("reconstruction", self.reconstruction, least=0.0)
+        _check_weight("eps", self.eps)
         if not self.reconstruction and self.direct is None and self.push_forward is None:
             raise ModelError("the objective has no term: let reconstruction, push_forward or direct count")
         if self.direct is not None and (self.reconstruction or self.push_forward is not None):

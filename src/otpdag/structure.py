@@ -24,6 +24,8 @@ from otpdag.spaces import Count, Discrete, Real, Space
 Theta = Mapping[str, Tensor]
 Naturals = Mapping[str, Mapping[str, Tensor]]
 
+MOST_IN_TABLES = 1 << 22  # parameters by joint states of parents: 32 MB for each of a few copies
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -40,8 +42,15 @@ class Structure:
     keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def bind(cls, graph: Graph, mechanisms: Mapping[str, Mechanism]) -> Structure:
-        """Match mechanisms to nodes and set them up in topological order."""
+    def bind(cls, graph: Graph, mechanisms: Mapping[str, Mechanism], *, most: float = math.inf) -> Structure:
+        """Match mechanisms to nodes and set them up in topological order.
+
+        More than ``most`` parameters in all are refused, and more than any table can fill by states of parents.
+        """
+        given: tuple[object, object] = (graph, mechanisms)
+        if not isinstance(given[0], Graph) or not isinstance(given[1], Mapping):
+            got = " and ".join(type(one).__name__ for one in given)
+            raise ModelError(f"a model needs an otp.Graph, and a mechanism by the name of each node; got {got}")
         _check_names(graph, mechanisms)
         bound: dict[str, Mechanism] = {}
         for node in graph.order:
@@ -55,6 +64,7 @@ class Structure:
                 first = first_name(node)
                 bound[first] = _first(node, mechanisms).setup(Family(first, parents, hidden=True))
         ordered = {node: bound[node] for node in (*graph.nodes, *(n for n in bound if n not in graph))}
+        _check_room(ordered, most)
         return cls(graph, ordered).keyed()
 
     def keyed(self) -> Structure:
@@ -278,6 +288,24 @@ def plainest(space: Space) -> Mechanism | None:
     """
     kind = _PLAINEST.get(type(space))
     return None if kind is None else kind(space.width)
+
+
+def _check_room(mechanisms: Mapping[str, Mechanism], most: float) -> None:
+    """Refuse more parameters than there is room for, before any of them is laid out."""
+    needed = in_tables = 0
+    for node, mechanism in mechanisms.items():
+        own = sum(math.prod(parameter.shape) for parameter in mechanism.declared().values())
+        needed += max(own, mechanism.space.width)
+        in_tables += own if mechanism.family.discrete else 0
+        if in_tables > MOST_IN_TABLES:
+            raise ModelError(
+                f"node {node!r} has {own:,} parameters, with a set for each joint state of the categories among its "
+                f"parents ({', '.join(name for name, _ in mechanism.family.discrete)}); such tables may have "
+                f"{MOST_IN_TABLES:,} in all: merge rare levels, leave a parent out, or let a network read them "
+                "(network=(8,))"
+            )
+        if needed > most:
+            raise ModelError(f"up to node {node!r} there are {needed:,} parameters; at most {int(most):,} are taken")
 
 
 def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:

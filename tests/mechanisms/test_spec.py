@@ -1,6 +1,7 @@
 """Mechanisms as plain data."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_wrong_arguments_are_named_as_usual():
 class Shifted(m.Mechanism):
     """A third party's mechanism, with keywords of its own."""
 
-    def __init__(self, shift: float = 0.0, **options: object) -> None:
+    def __init__(self, shift: Any = 0.0, **options: object) -> None:
         self.shift, self.options = shift, options
 
     @property

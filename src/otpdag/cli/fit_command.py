@@ -27,7 +27,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from otpdag.cli import console as c
-from otpdag.errors import ApproximationWarning, ColumnTypeWarning, ConvergenceWarning, DataError, printable
+from otpdag.errors import ApproximationWarning, ColumnTypeWarning, DataError, printable
 from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, only_writer, write_bytes
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _fit_into(
     from otpdag import engine
 
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
+        warnings.simplefilter("always", UserWarning)
         warnings.simplefilter("ignore", ApproximationWarning)  # a note says the same
         result = engine.fit(model, rows, checkpoint=checkpoint, **options)
         if result.status.interrupted:
@@ -277,7 +277,8 @@ def kept_words(path: Path) -> dict[str, Any] | None:
     archive = path / "model.otp" if path.is_dir() else path
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         kept = json.loads((archive.parent / "shown.json").read_bytes())
-        if kept["model_sha256"] == c.file_hash(archive):
+        whole = all(len(line) == 6 and all(isinstance(cell, str) for cell in line) for line in kept["lines"])
+        if whole and isinstance(kept["text"], str) and kept["model_sha256"] == c.file_hash(archive):
             return {key: kept[key] for key in ("text", "described", "lines")}
     return None
 
@@ -331,7 +332,7 @@ def write_run(
             write_bytes(staged / name, text.encode("utf-8"))
         summary = {**_summary(result, errors), **(source or {})}
         if bounds is not None:
-            summary["interval_level"] = bounds.attrs["level"]
+            summary["interval_level"] = bounds.attrs.get("level")
         for name, content in (("params.json", result.model.params()), ("summary.json", summary)):
             write_bytes(staged / name, c.json_text(content).encode("utf-8"))
         for name, figure in _figures(result).items():

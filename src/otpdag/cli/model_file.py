@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
 
@@ -27,6 +28,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -302,6 +304,13 @@ def _read_space(value: Any) -> Space:
     return space
 
 
+def _check_layers(layers: list[int], most: int = 1 << 22) -> list[int]:
+    """Refuse layers with more than ``most`` weights between them."""
+    if sum(one * other for one, other in pairwise(layers)) > most:
+        raise ValueError(f"must have at most {most:,} weights between its layers")
+    return layers
+
+
 @cache
 def arguments_of(kind: type[Mechanism]) -> type[BaseModel]:
     """A pydantic model of a mechanism's arguments, so that each error has a place, and editors know them."""
@@ -321,7 +330,8 @@ def _field_type(name: str, annotation: str) -> Any:
         return Annotated[Any, BeforeValidator(_read_space), WithJsonSchema({"$anchor": "space"})]
     whole = Annotated[StrictInt, Field(le=2**62), WithJsonSchema({"type": "integer"})]  # what torch can hold
     size = Annotated[StrictInt, Field(le=MOST_COORDINATES)]
-    layers = Annotated[list[Annotated[StrictInt, Field(ge=1, le=10_000)]], Field(max_length=32)]  # of a network
+    units = Annotated[StrictInt, Field(ge=1, le=10_000)]  # of a layer of a network
+    layers = Annotated[list[units], Field(max_length=32), AfterValidator(_check_layers)]
     of_size = name in ("dim", "size", "categories", "positions")  # how many coordinates a node has
     plain = {"int": size if of_size else whole, "bool": StrictBool, "str": StrictStr, "float": float}
     return (plain | {"Sequence[int]": layers}).get(annotation.removesuffix(" | None"), Any)  # null is not written

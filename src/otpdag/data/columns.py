@@ -101,7 +101,9 @@ def as_frame(data: Any) -> pd.DataFrame:
 
 
 def _check_once(frame: pd.DataFrame, names: Iterable[Any]) -> None:
-    """Refuse a frame that has several columns of one of these names."""
+    """Refuse a frame that has several columns of one of these names, or names of several parts."""
+    if isinstance(frame.columns, pd.MultiIndex):
+        raise DataError(f"columns must have plain names; got pairs such as {frame.columns[0]!r}: join their parts")
     if not frame.columns.is_unique:
         several = set(frame.columns[frame.columns.duplicated()])
         for name in names:
@@ -171,7 +173,10 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
         if value.is_meta:
             raise DataError("data must hold numbers; got a tensor on the device 'meta', which holds none")
         return value.detach().cpu().numpy()
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"data must be an array with rows of equal length: {error}") from None
 
 
 # -- what columns mean -------------------------------------------------------------------------------------------------
@@ -364,6 +369,11 @@ def find_labels(present: pd.Series[Any]) -> tuple[Label, ...] | None:
     except TypeError:
         odd = next((value for value in present.array if not isinstance(value, Hashable)), "a list inside another")
         raise DataError(f"column {present.name!r} must hold labels; found {odd!r:.100}") from None
+    kinds = set(map(type, present)) if present.dtype == object else set()
+    if kinds & {bool, np.bool_} and kinds & {int, float}:
+        raise DataError(
+            f"column {present.name!r} holds truth values and numbers, and True would be taken for 1: use one of them"
+        )
     return tuple(sorted({as_label(value) for value in distinct}, key=lambda x: (type(x).__name__, x)))
 
 
@@ -375,7 +385,10 @@ def find_number_labels(present: pd.Series[Any], size: int) -> tuple[Label, ...] 
     """
     if pd.api.types.infer_dtype(present, skipna=True) not in _NUMERIC_KINDS:
         return None
-    distinct = np.unique(present.to_numpy(dtype=np.float64, na_value=np.nan))
+    try:
+        distinct = np.unique(present.to_numpy(dtype=np.float64, na_value=np.nan))
+    except OverflowError:  # more digits than a number has: refused where it is read
+        return None
     if len(distinct) != size or not np.isfinite(distinct).all() or np.array_equal(distinct, np.arange(size)):
         return None
     return tuple(int(value) if value == np.floor(value) else float(value) for value in distinct)
@@ -402,7 +415,7 @@ def as_numbers(series: pd.Series[Any], where: str, expected: str) -> Floats:
         series = series.astype(object)
     present = series.dropna()
     if pd.api.types.infer_dtype(present, skipna=True) not in _NUMERIC_KINDS:
-        odd = pd.to_numeric(present.astype(str), errors="coerce").isna()  # one odd cell makes a column of a file text
+        odd = np.isnan(_parsed(present))  # one odd cell makes a column of a file text
         place = int(np.flatnonzero(series.notna())[odd.argmax()])
         odd_value = as_label(series.iloc[place])
         raise DataError(f"{where} must hold {expected}; found {odd_value!r} in row {place}")
@@ -536,15 +549,21 @@ def column_type(series: pd.Series[Any]) -> ColumnType:
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
+def _parsed(present: pd.Series[Any]) -> Floats:
+    """Cells as the numbers that their text says, NaN where it says none."""
+    texts = np.array([str(value) for value in present], dtype=object)  # pandas refuses text that is no Unicode
+    return np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
+
+
 def _of_text(name: str, present: pd.Series[Any]) -> ColumnType:
-    numbers = pd.to_numeric(present.astype(str), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    numbers = _parsed(present)
     odd = np.isnan(numbers)
     whole = np.unique(numbers[~odd])
     if odd.mean() <= _RULES.share_of_text and len(whole) > _RULES.codes:
         decided = _of_numbers(name, numbers[~odd])
         if not isinstance(decided.space, Discrete):
             return _numbers_as_text(decided, present[odd])
-    levels = present.map(as_label).nunique()
+    levels = len({as_label(value) for value in present})
     decided = _of_levels(name, levels, len(present), "text")
     if levels > _RULES.codes and _are_dates(present):
         doubt = "dates? then make them numbers, or leave the column out"

@@ -31,8 +31,11 @@ class Documents:
     """
 
     def __init__(self, counts: Any) -> None:
-        held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
-        matrix: sparse.csr_array = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows works in place
+        try:
+            held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
+            matrix: sparse.csr_array = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows is in place
+        except (TypeError, ValueError) as error:
+            raise DataError(f"documents must be a matrix of counts (documents, words): {error}") from None
         matrix.sum_duplicates()
         if matrix.ndim != 2 or not matrix.shape[0]:
             raise DataError(f"documents must be a matrix (documents, words); got shape {matrix.shape}")

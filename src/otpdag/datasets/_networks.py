@@ -1,5 +1,6 @@
 """Discrete Bayesian networks with known tables, and the Bayesian Interchange Format in which they are published."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ import pandas as pd
 
 from otpdag.datasets._synthetic import Array, draw_states
 from otpdag.errors import DataError, GraphError
+from otpdag.files import as_path
 from otpdag.graph import Graph
+from otpdag.structure import MOST_IN_TABLES
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,8 @@ def read_bif(path: str | Path) -> DiscreteNetwork:
         DataError: The text is not a network in this format; the message says where.
     """
     try:
-        return parse_bif(Path(path).read_text(encoding="utf-8"))
-    except DataError as error:
+        return parse_bif(as_path(path).read_text(encoding="utf-8"))
+    except (DataError, GraphError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: {error}") from None
 
 
@@ -138,10 +141,15 @@ def parse_bif(text: str) -> DiscreteNetwork:
     states: dict[str, tuple[str, ...]] = {}
     parents: dict[str, tuple[str, ...]] = {}
     tables: dict[str, Array] = {}
+    numbers = 0
     for header, statements in _blocks(text):
         match header:
             case ["network", *_]:
                 continue
+            case ["variable", name] if name in states:
+                raise DataError(f"there are two `variable` blocks of '{name}'")
+            case ["probability", "(", name, *_] if name in tables:
+                raise DataError(f"there are two `probability` blocks of '{name}'")
             case ["variable", name]:
                 states[name] = _states(name, statements)
             case ["probability", "(", name, *rest, ")"]:
@@ -149,6 +157,11 @@ def parse_bif(text: str) -> DiscreteNetwork:
                 for known in (name, *parents[name]):
                     if known not in states:
                         raise DataError(f"`probability ( {name} )` names '{known}', which no `variable` block declares")
+                if len({name, *parents[name]}) <= len(parents[name]):
+                    raise DataError(f"`probability ( {name} | ... )` names a node twice")
+                numbers += math.prod(len(states[known]) for known in (*parents[name], name))
+                if numbers > MOST_IN_TABLES:
+                    raise DataError(f"up to '{name}' the tables have {numbers:,} numbers; at most {MOST_IN_TABLES:,}")
                 tables[name] = _table(name, {known: states[known] for known in (*parents[name], name)}, statements)
             case _:
                 raise DataError(f"expected `network`, `variable` or `probability`; got `{' '.join(header)}`")
@@ -188,8 +201,8 @@ def _states(name: str, statements: list[list[str]]) -> tuple[str, ...]:
     for statement in statements:
         match statement:
             case ["type", "discrete", "[", size, "]", "{", *states, "}"]:
-                if str(len(states)) != size:
-                    raise DataError(f"variable '{name}' declares {size} states; got {len(states)}")
+                if str(len(set(states))) != size or len(set(states)) < len(states):
+                    raise DataError(f"variable '{name}' declares {size} different states; got {len(set(states))}")
                 return tuple(states)
             case ["type", *kind]:
                 raise DataError(f"variable '{name}' must be of type `discrete [ n ]`; got `{' '.join(kind)}`")
@@ -211,8 +224,12 @@ def _table(name: str, states: Mapping[str, tuple[str, ...]], statements: list[li
             case ["default", *words]:
                 table = np.where(np.isnan(table), _numbers(name, words, shape[-1:]), table)
     sums = table.sum(axis=-1, keepdims=True)
-    if not (np.abs(sums - 1.0) < 1e-3).all():  # published files round probabilities to a few digits
-        raise DataError(f"every row of the table of '{name}' must be given and sum to 1; got {sums.ravel()}")
+    # published files round probabilities to a few digits
+    if not (table >= 0).all() or not (np.abs(sums - 1.0) < 1e-3).all():
+        raise DataError(
+            f"every row of the table of '{name}' must be given, hold no number below 0, and sum to 1; sums begin with "
+            f"{sums.ravel()[:8]}"
+        )
     return np.asarray(table / sums)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, as_memory, under
-from otpdag.errors import ModelError, check_count
+from otpdag.errors import ModelError, check_count, check_number
 from otpdag.noise import Streams
 from otpdag.problem import Minibatched, split_theta
 from otpdag.schedules import Cosine, Schedule
@@ -39,6 +39,8 @@ class Adam:
     def __post_init__(self) -> None:
         """Refuse what makes no step."""
         check_count("steps", self.steps)
+        if not callable(self.learning_rate):
+            check_number("learning_rate", self.learning_rate)
         if not self.rate(0.0) > 0:
             raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
 

@@ -283,6 +283,13 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
     if not isinstance(data, pd.DataFrame) and is_partitioned(data):
         return TableData.in_parts(model, data, weights=weights, device=device, every_row=every_row)
     data = known_table(data)
+    if isinstance(weights, pd.Series) and isinstance(data, pd.DataFrame) and not model.graph.is_dynamic:
+        if not weights.index.is_unique or set(weights.index) != set(data.index):
+            raise DataError(
+                "weights must have the index of the table; to take them in their order whatever it is, give "
+                "weights.to_numpy()"
+            )
+        weights = weights.reindex(data.index)
     if isinstance(weights, str):
         if weights in model.graph.nodes:
             raise DataError(f"weights names column {weights!r}, which is a node of the model; weights need their own")

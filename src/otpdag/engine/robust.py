@@ -38,7 +38,7 @@ from otpdag.engine.data_kind import DataKind, Layout, TableData
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_number
 from otpdag.matching.transport_cost import Columns
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
 from otpdag.structure import Structure
@@ -106,6 +106,8 @@ class RobustOptions:
 
     def __post_init__(self) -> None:
         """Refuse shares that are none, and limits below what they limit."""
+        for name in ("most_dropped", "slack", "chance", "cap", "same_weights"):
+            check_number(name, getattr(self, name))
         if not 0 < self.most_dropped < 1:
             raise ModelError(f"most_dropped must be a share between 0 and 1; got {self.most_dropped!r}")
         if not self.slack >= 1:

@@ -17,7 +17,7 @@ from torch import Tensor
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, carried
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_count
 from otpdag.problem import Problem, Proposals, Refinement
 
 
@@ -76,13 +76,11 @@ class SearchSchedule:
     def __post_init__(self) -> None:
         """Refuse stages that make no sense."""
         for name in ("short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
         if min(self.alternative_steps) < 1:
             raise ModelError(f"alternative_steps must be at least 1; got {self.alternative_steps}")
         for name in ("short_steps", "short_moves", "finalist_moves", "moves"):
-            if getattr(self, name) < 0:
-                raise ModelError(f"{name} must not be negative; got {getattr(self, name)}")
+            check_count(name, getattr(self, name), least=0)
 
     def rows_for(self, points: int, least: int = 300) -> int:
         """Rows of the short runs, where a row of all starts has so many points; ``least`` at least."""

@@ -101,14 +101,22 @@ def from_pgmpy(network: Any, *, hidden: Sequence[str] = ()) -> Model:
     states: dict[str, tuple[str, ...]] = {}
     parents: dict[str, tuple[str, ...]] = {}
     tables = {}
+    _check_has(network, "get_cpds", "pgmpy's DiscreteBayesianNetwork")
     for node in network.nodes():
         factor = network.get_cpds(node)
+        if factor is None:
+            raise ModelError(f"node {node!r} of the network must have a table of probabilities; it has none")
         name = str(node)
         parents[name] = tuple(map(str, factor.variables[1:]))
         states[name] = tuple(map(str, factor.state_names[node]))
         # an axis for the node, then one for each parent: ours has the node last
         tables[name] = np.moveaxis(np.asarray(factor.values, dtype=float), 0, -1)
     return model_of(DiscreteNetwork(states, parents, tables), hidden)
+
+
+def _check_has(network: Any, method: str, kind: str) -> None:
+    if not callable(getattr(network, method, None)):
+        raise ModelError(f"network must be {kind}; got {type(network).__name__}")
 
 
 def to_pgmpy(model: Model) -> Any:
@@ -137,6 +145,7 @@ def to_pgmpy(model: Model) -> Any:
 
 def from_pyagrum(network: Any, *, hidden: Sequence[str] = ()) -> Model:
     """A model with the graph, categories and tables of a pyAgrum ``BayesNet``."""
+    _check_has(network, "topologicalOrder", "pyAgrum's BayesNet")
     names = {number: network.variable(number).name() for number in network.topologicalOrder()}
     states, parents, tables = {}, {}, {}
     for name in names.values():

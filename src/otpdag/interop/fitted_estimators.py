@@ -89,7 +89,10 @@ def _emissions(hmm: Any) -> list[tuple[Any, dict[str, Any], tuple[int, ...]]]:
 
 def _positive(probabilities: ArrayLike, smallest: float = 1e-12) -> NDArray[np.float64]:
     """Probabilities none of which is zero: a start of zero would stay there."""
-    kept = np.maximum(np.asarray(probabilities, dtype=float), smallest)
+    given = np.asarray(probabilities, dtype=float)
+    if not (given >= 0).all() or not np.allclose(given.sum(-1), 1.0, atol=1e-6):
+        raise ModelError(f"probabilities must be 0 or more and sum to 1; got {np.array2string(given, threshold=8)}")
+    kept = np.maximum(given, smallest)
     scaled: NDArray[np.float64] = kept / kept.sum(-1, keepdims=True)
     return scaled
 

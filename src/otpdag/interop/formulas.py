@@ -203,6 +203,8 @@ def _mechanism(graph: Graph, node: str, formulas: Formulas, left_over: Mapping[s
 
 def read_formulas(text: str) -> Formulas:
     """What the lines of a text say."""
+    if not isinstance(text, str):
+        raise ModelError(f"text must hold formulas; got {type(text).__name__}")
     formulas = Formulas()
     for number, line in enumerate(text.splitlines(), start=1):
         formula = line.split("#", 1)[0].strip()

@@ -22,7 +22,7 @@ from otpdag.backward import AmortizedMap, amortized_maps
 from otpdag.costs import AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import ModelError, check_choice
+from otpdag.errors import ModelError, check_choice, check_count
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.schedules import Schedule
@@ -65,8 +65,7 @@ class Drawn:
         """Refuse settings that mean nothing."""
         check_choice("noise", self.noise, ("sampled", "abducted", "marginal"))
         check_choice("scope", self.scope, ("joint", "local"))
-        if self.batch_size < 1:
-            raise ModelError(f"batch_size must be at least 1; got {self.batch_size}")
+        check_count("batch_size", self.batch_size)
         if self.backward is not None and not callable(self.backward):
             raise ModelError(f"backward must be a function that builds maps; got {self.backward!r}")
         if self.costs and self.noise == "marginal":

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import inspect
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +76,8 @@ class Mechanism(ABC):
             raise TypeError(f"{cls.__name__} takes no arguments")
         made = super().__new__(cls)
         made._built_from = args, kwargs
+        for name, value in inspect.signature(cls.__init__).bind_partial(made, *args, **kwargs).arguments.items():
+            check_kind(cls, name, value)
         return made
 
     # -- declaration -------------------------------------------------------------------------------------
@@ -555,22 +559,38 @@ def from_spec(
 def _declared_type(kind: type[Mechanism], argument: str) -> str:
     """What a class declares an argument to be, as it is written; nothing for one that it does not name."""
     parameter = inspect.signature(kind.__init__).parameters.get(argument)
-    return "" if parameter is None else str(getattr(parameter.annotation, "__name__", parameter.annotation))
+    if parameter is None or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return ""
+    return str(getattr(parameter.annotation, "__name__", parameter.annotation))
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
+
+
+def check_kind(kind: type[Mechanism], argument: str, value: Any, node: str = "") -> None:
+    """Refuse an argument of another kind than the class declares."""
+    declared = _declared_type(kind, argument)
+    number, whole = (isinstance(value, one) and not isinstance(value, bool) for one in (numbers.Real, numbers.Integral))
+    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    good = {
+        "int": whole,
+        "bool": isinstance(value, bool | np.bool_),
+        "float": number,
+        "str": isinstance(value, str),
+        "Sequence[int]": listed and all(_is_size(item) for item in value),
+        "Space": isinstance(value, Space),
+    }
+    absent = value is None and declared.endswith("| None")
+    if not absent and not good.get(declared.removesuffix(" | None"), True):
+        raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
 
 
 def _decoded(kind: type[Mechanism], argument: str, value: Any, node: str) -> Any:
     """A saved argument, refused where it is of another kind than the class declares; the rest it checks itself."""
     declared = _declared_type(kind, argument)
-    good = {
-        "int": type(value) is int,
-        "bool": isinstance(value, bool),
-        "float": isinstance(value, int | float) and not isinstance(value, bool),
-        "float | None": value is None or (isinstance(value, int | float) and not isinstance(value, bool)),
-        "str": isinstance(value, str),
-        "Sequence[int]": isinstance(value, list) and all(type(item) is int and item >= 1 for item in value),
-    }
-    if not good.get(declared, True):
-        raise ModelError(f"{_at(node)}{kind.__name__} takes {declared} for {argument!r}; got {value!r:.60}")
+    if "Space" not in declared:
+        check_kind(kind, argument, value, node)
     try:
         read = decode(value)
         return as_setting(read) if "Setting" in declared and not isinstance(read, Mapping) else read

@@ -150,11 +150,14 @@ SettingLike = ArrayLike | Setting
 
 def start(value: ArrayLike) -> Start:
     """Learn a parameter, starting at ``value``: ``m.Normal(scale=otp.start(0.5))``."""
+    as_setting(value)  # refuses what is no number
     return Start(value)
 
 
 def tie(name: str) -> Tied:
     """Share one parameter between nodes: ``m.Normal(scale=otp.tie("sigma"))``."""
+    if not isinstance(name, str) or not name:
+        raise ModelError(f"a tie must have a name; got {name!r:.60}")
     return Tied(name)
 
 

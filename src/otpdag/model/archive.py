@@ -6,7 +6,6 @@ parameters, column names and labels, learned maps. Every file that does not hold
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap, RowCode
 from otpdag.data import Schema
-from otpdag.errors import DataError, ModelError, OtpdagError
+from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Mechanism, from_spec
 from otpdag.mechanisms.base import Buffered, buffers_of
@@ -167,55 +166,18 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 # --- structure --------------------------------------------------------------------------------------------------------
 
 
-def _structure(state: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None, size: int) -> Structure:
+def _structure(
+    state: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] | None, size: int, free: int = 1 << 22
+) -> Structure:
+    """Graph and mechanisms; a description may ask for ``free`` numbers without bringing a file of that many bytes."""
     graph = Graph.from_dict(state["graph"])
     mechanisms = {node: from_spec(spec, node=node, functions=functions) for node, spec in state["mechanisms"].items()}
     if not set(graph.nodes) <= set(mechanisms):
         raise ValueError(f"nodes without a mechanism: {sorted(set(graph.nodes) - set(mechanisms))!r:.100}")
-    _check_room(graph, mechanisms, state["mechanisms"], size)
-    structure = Structure.bind(graph, mechanisms)
+    structure = Structure.bind(graph, mechanisms, most=max(free, size))
     for node, mechanism in structure.mechanisms.items():
         _check_shapes(node, mechanism)
     return structure
-
-
-def _check_room(
-    graph: Graph, mechanisms: Mapping[str, Mechanism], specs: Mapping[str, Any], size: int, free: int = 1 << 22
-) -> None:
-    """Refuse sizes that the file does not account for, before anything is laid out in them.
-
-    A description may ask for ``free`` numbers without bringing a file of that many bytes.
-    """
-    needed = 0
-    for node, spec in specs.items():
-        arguments = spec["arguments"]
-        parents = () if arguments.get("network") or node not in graph else graph.parents(node)
-        spaces = [mechanisms[parent].space for parent in parents if _discrete_by_itself(mechanisms[parent])]
-        rows = math.prod(space.width for space in spaces)
-        needed += rows * max(1, sum(_asked_for(value) for value in arguments.values()))
-        if needed > max(free, size):
-            raise ValueError(f"up to node {node!r} it asks for {needed:,} numbers, which it does not hold")
-
-
-def _discrete_by_itself(mechanism: Mechanism) -> bool:
-    """Whether a mechanism without a place in a graph is known to be a category."""
-    try:
-        return mechanism.space.is_discrete
-    except OtpdagError:
-        return False
-
-
-def _asked_for(argument: Any) -> int:
-    match argument:
-        case bool():
-            return 0
-        case int():
-            return abs(argument)
-        case {"space": str(), **fields}:
-            return math.prod(abs(field) for field in fields.values() if isinstance(field, int))
-        case list():
-            return sum(_asked_for(item) for item in argument if isinstance(item, int))
-    return 0
 
 
 def _check_shapes(node: str, mechanism: Mechanism) -> None:

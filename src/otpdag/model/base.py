@@ -128,8 +128,8 @@ class ModelBase:
 
     def labels(self, node: str) -> tuple[Label, ...]:
         """What the categories of a node are called, in the order of its probabilities; their codes if nothing else."""
-        space = self.spaces[node]
-        if not space.is_discrete:
+        space = self.spaces.get(node) if isinstance(node, str) else None
+        if space is None or not space.is_discrete:
             raise ModelError(f"node must be a category; {node!r} is {type(space).__name__}")
         schema = self._state.schema or Schema.of(self.spaces, self.graph)
         return schema[node].labels or tuple(range(space.width))

@@ -41,6 +41,8 @@ TITLES = {
     "search": "Search",
     "again": "Run it again",
 }
+TEXTS = ("method", "reason", "advice", "data", "data_sha256", "command", "sequence", "time")  # in summary.json
+NUMBERS = {"step", "loss", "std_error", "lower", "upper"}  # columns of tables beside it
 LOOK: Any = {"text.parse_math": False, "axes.formatter.useoffset": False, "font.size": 9.0}
 LOOK |= {"xtick.labelsize": "small", "ytick.labelsize": "small"}
 
@@ -89,20 +91,28 @@ def _summary(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is no JSON: {error}") from None
     if not isinstance(content, dict):
         raise DataError(f"{path}: must hold an object; got {type(content).__name__}")
+    for name, kind in {**dict.fromkeys(TEXTS, str), "rows": int, "converged": bool, "notes": list}.items():
+        if not isinstance(content.get(name), kind | None):
+            raise DataError(f"{path}: {name!r} must be {kind.__name__}; got {content[name]!r:.60}")
     return content
 
 
 def _table(path: Path) -> pd.DataFrame | None:
     try:
-        return pd.read_csv(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        table = pd.read_csv(path)
+        for name in NUMBERS.intersection(table.columns):
+            pd.to_numeric(table[name])
     except pd.errors.EmptyDataError:
         return pd.DataFrame()
-    except ValueError as error:  # pandas' parser errors are ValueErrors
+    except (ValueError, TypeError, OverflowError) as error:  # pandas' parser errors are ValueErrors
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
+    return table
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from otpdag.mechanisms.base import (
     defines_together,
     is_linear,
 )
+from otpdag.mechanisms.categorical import Categorical
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure
 
@@ -148,7 +149,13 @@ class FamilyView:
         return self.mechanism.log_prob(params, values[self.node], parents, mask)
 
     def log_table(self, params: Params) -> Tensor:
-        """Log-probabilities of all joint states: (R, *parents, states)."""
+        """Log-probabilities of all joint states: (R, *parents, states).
+
+        A table of probabilities has them all; others tell them of one state after another, as one-hot vectors.
+        """
+        if isinstance(self.mechanism, Categorical) and self.mechanism.is_table and not self.follows:
+            held = self.mechanism.coefficients(params)
+            return held.reshape(len(held), *self.widths)
         values = one_hot_states(self.names, self.widths, next(iter(params.values()), torch.zeros(1).double()))
         table = self.log_prob(params, values)
         return table.reshape(len(table), *self.widths)
