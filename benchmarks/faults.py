@@ -160,7 +160,7 @@ def _levels(settings: Settings) -> Record:
 
 def _mutants(settings: Settings) -> Record:
     """Small changes of the code: the share that no test of the changed module notices."""
-    many = 4 * settings.repeats
+    many = 12 * settings.repeats
     result, seconds = timed(lambda: run_mutants(settings.seed, many))
     return {
         "ratio": 1 - result.killed_share,

@@ -107,7 +107,7 @@ def check_number(name: str, value: object, least: float = -math.inf) -> None:
     Traceback (most recent call last):
     otpdag.errors.ModelError: eps must be a number; got 'a'
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= least:
+    if isinstance(value, bool) or not isinstance(value, Real) or (least > -math.inf and not float(value) >= least):
         bound = "" if least == -math.inf else f" of at least {least:g}"
         raise ModelError(f"{name} must be a number{bound}; got {value!r:.100}")
 

@@ -17,7 +17,8 @@ from benchmarks.tests_by_function import TestsByFunction, _as_text, _renewed
 
 
 def test_the_cases():
-    names = ["kills_saving", "kills_running", "resumed", "hostile_files", "bad_inputs", "mutants", "soak"]
+    names = ["kills_saving", "kills_running", "resumed", "hostile_files", "bad_inputs", "resume_changed"]
+    names += ["checkpoints_lost", "checkpoints_flipped", "writers", "bombs", "levels", "mutants", "soak"]
     assert list(CASES) == names
 
 

@@ -36,14 +36,14 @@ def test_no_more_rows_than_are_asked_for():
 
 @pytest.mark.parametrize("name", ["short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"])
 def test_stages_of_nothing_are_refused(name):
-    with pytest.raises(ModelError, match=f"{name} must be at least 1; got 0"):
+    with pytest.raises(ModelError, match=f"{name} must be a whole number of at least 1; got 0"):
         SearchSchedule(**{name: 0})
 
 
 @pytest.mark.parametrize("name", ["short_steps", "short_moves", "finalist_moves", "moves"])
 def test_stages_that_may_be_left_out_are_not_negative(name):
     assert getattr(SearchSchedule(**{name: 0}), name) == 0
-    with pytest.raises(ModelError, match=f"{name} must not be negative; got -1"):
+    with pytest.raises(ModelError, match=f"{name} must be a whole number of at least 0; got -1"):
         SearchSchedule(**{name: -1})
 
 
@@ -234,9 +234,9 @@ def test_expectation_maximisation_needs_updates_and_follows_them():
 
 def test_courses_that_make_no_sense_are_refused():
     for settings, message in (
-        ({"finalists": 0}, "finalists must be at least 1; got 0"),
-        ({"short_rows": 0}, "short_rows must be at least 1; got 0"),
-        ({"moves": -1}, "moves must not be negative; got -1"),
+        ({"finalists": 0}, "finalists must be a whole number of at least 1; got 0"),
+        ({"short_rows": 0}, "short_rows must be a whole number of at least 1; got 0"),
+        ({"moves": -1}, "moves must be a whole number of at least 0; got -1"),
     ):
         with pytest.raises(ModelError, match=message):
             SearchSchedule(**settings)
