@@ -6,10 +6,15 @@ from sklearn.metrics.pairwise import rbf_kernel
 
 from otpdag.divergences import MMD
 from otpdag.divergences.base import is_uniform
-from otpdag.divergences.kernel import _median
+from otpdag.divergences.kernel import _median, gaussian
 from otpdag.errors import DataError, ModelError
 
-KERNELS = ["gaussian", "laplace", "inverse_multiquadric"]
+
+def inverse_multiquadric(s):
+    return torch.rsqrt(1 + s)
+
+
+KERNELS = [gaussian, inverse_multiquadric]
 
 
 def draw(*shape, seed=0):
@@ -32,7 +37,7 @@ def test_it_agrees_with_the_kernels_of_scikit_learn():
 
 @pytest.mark.parametrize(
     ("kernel", "value"),
-    [("gaussian", -2.0), ("laplace", -2.0), ("inverse_multiquadric", -0.5 * torch.log(torch.tensor(5.0)).item())],
+    [(gaussian, -2.0), (inverse_multiquadric, -0.5 * torch.log(torch.tensor(5.0)).item())],
 )
 def test_kernels_by_hand(kernel, value):
     """Two single points at distance 4 and bandwidth 2: k(0) - k(4) on both sides."""
@@ -44,7 +49,6 @@ def test_kernels_by_hand(kernel, value):
 def test_several_bandwidths_are_averaged():
     x, y = draw(1, 12, 3), draw(1, 9, 3, seed=1) + 1
     apart = torch.stack([MMD(bandwidth=h)(x, y) for h in (0.5, 1.0, 2.0)]).mean(0)
-    torch.testing.assert_close(MMD(bandwidth=(0.5, 1.0, 2.0))(x, y), apart)
     torch.testing.assert_close(MMD(bandwidth=1.0, scales=(0.5, 1.0, 2.0))(x, y), apart)
 
 
@@ -88,9 +92,9 @@ def test_one_point_has_no_unbiased_mean():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": "linear"}, "`kernel` must be one of .* or a function; got 'linear'"),
-        ({"bandwidth": "mean"}, "`bandwidth` must be 'median' or positive numbers; got 'mean'"),
-        ({"bandwidth": (1.0, 0.0)}, r"`bandwidth` must hold positive numbers; got \(1.0, 0.0\)"),
+        ({"kernel": "linear"}, "`kernel` must be a function of squared distances; got 'linear'"),
+        ({"bandwidth": "mean"}, "`bandwidth` must be 'median' or a positive number; got 'mean'"),
+        ({"bandwidth": 0.0}, "`bandwidth` must be 'median' or a positive number; got 0.0"),
         ({"scales": ()}, r"`scales` must hold positive numbers; got \(\)"),
     ],
 )

@@ -5,7 +5,6 @@ Every divergence is called as ``divergence(x, y, a, b, generator=generator)`` wi
 """
 
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.divergences.jensen_shannon import JensenShannon
 from otpdag.divergences.kernel import MMD, Energy
 from otpdag.divergences.sinkhorn import Sinkhorn
 from otpdag.divergences.wasserstein import SlicedWasserstein, Wasserstein
@@ -14,7 +13,6 @@ __all__ = [
     "MMD",
     "AbstractDivergence",
     "Energy",
-    "JensenShannon",
     "Sinkhorn",
     "SlicedWasserstein",
     "Wasserstein",

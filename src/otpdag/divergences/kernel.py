@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,7 +44,9 @@ class Energy(AbstractDivergence):
         return self_mean(Euclidean().pairwise(x, x), a, self.unbiased)
 
 
-KernelName = Literal["gaussian", "laplace", "inverse_multiquadric"]
+def gaussian(s: Tensor) -> Tensor:
+    """The kernel :math:`e^{-s/2}` of squared distances in units of the bandwidth."""
+    return torch.exp(-0.5 * s)
 
 
 @dataclass(frozen=True)
@@ -53,41 +55,36 @@ class MMD(AbstractDivergence):
 
     .. math:: D(P, Q) = E\,k(X, X') + E\,k(Y, Y') - 2\,E\,k(X, Y)
 
-    with one of the kernels, :math:`s = \|x - y\|^2 / h^2`,
-
-    .. math:: e^{-s/2} \text{ (gaussian)}, \quad e^{-\sqrt{s}} \text{ (laplace)}, \quad
-              (1 + s)^{-1/2} \text{ (inverse multiquadric)},
-
-    averaged over all given bandwidths :math:`h`.
+    with a kernel of :math:`s = \|x - y\|^2 / h^2`, averaged over several bandwidths :math:`h`.
 
     Args:
-        kernel: ``"gaussian"``, ``"laplace"``, ``"inverse_multiquadric"``, or a function of :math:`s`.
-        bandwidth: A number, several numbers, or ``"median"``: the weighted median distance between ``x`` and
-            ``y``, taken anew at each call and for each replica, and not differentiated.
+        kernel: A function of :math:`s`: Gaussian by default, ``lambda s: torch.rsqrt(1 + s)`` is the inverse
+            multiquadric one.
+        bandwidth: A number, or ``"median"``: the weighted median distance between ``x`` and ``y``, taken anew at each
+            call and for each replica, and not differentiated.
         scales: Multiples of the bandwidth to average over.
         unbiased: Average over pairs of different points only, so that minibatch values are unbiased (and may
             be slightly negative). With False it is that of the empirical distributions, never negative.
 
     Example:
         >>> x, y = torch.tensor([[[0.0], [1.0]]]), torch.tensor([[[3.0], [4.0]]])
-        >>> MMD(bandwidth=(0.5, 1.0, 2.0))(x, y)
+        >>> MMD(bandwidth=1.0, scales=(0.5, 1.0, 2.0))(x, y)
         tensor([0.8247])
     """
 
-    kernel: KernelName | Callable[[Tensor], Tensor] = "gaussian"
-    bandwidth: Literal["median"] | float | tuple[float, ...] = "median"
+    kernel: Callable[[Tensor], Tensor] = gaussian
+    bandwidth: Literal["median"] | float = "median"
     scales: tuple[float, ...] = (1.0,)
     unbiased: bool = True
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if not callable(self.kernel) and self.kernel not in get_args(KernelName):
-            raise ModelError(f"`kernel` must be one of {get_args(KernelName)} or a function; got {self.kernel!r}")
-        if isinstance(self.bandwidth, str) and self.bandwidth != "median":
-            raise ModelError(f"`bandwidth` must be 'median' or positive numbers; got {self.bandwidth!r}")
-        if not isinstance(self.bandwidth, str):
-            _check_positive("bandwidth", _as_tuple(self.bandwidth))
-        _check_positive("scales", self.scales)
+        if not callable(self.kernel):
+            raise ModelError(f"`kernel` must be a function of squared distances; got {self.kernel!r}")
+        if not (self.bandwidth == "median" if isinstance(self.bandwidth, str) else self.bandwidth > 0):
+            raise ModelError(f"`bandwidth` must be 'median' or a positive number; got {self.bandwidth!r}")
+        if not self.scales or not all(scale > 0 for scale in self.scales):
+            raise ModelError(f"`scales` must hold positive numbers; got {self.scales}")
 
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the discrepancy of checked samples."""
@@ -100,14 +97,13 @@ class MMD(AbstractDivergence):
 
     def _evaluate(self, squared: Tensor, widths: list[Tensor]) -> Tensor:
         """Average the kernel over the squared bandwidths, each (R, 1, 1)."""
-        kernel = self.kernel if callable(self.kernel) else _KERNELS[self.kernel]
-        values = [kernel(squared / width) for width in widths]
+        values = [self.kernel(squared / width) for width in widths]
         return torch.stack(values).mean(0) if len(values) > 1 else values[0]
 
     def _widths(self, squared: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Return the squared bandwidths, each (R, 1, 1)."""
         if not isinstance(self.bandwidth, str):
-            return [squared.new_full((1, 1, 1), (h * s) ** 2) for h in _as_tuple(self.bandwidth) for s in self.scales]
+            return [squared.new_full((1, 1, 1), (self.bandwidth * scale) ** 2) for scale in self.scales]
         median = _median(squared.detach(), a.detach(), b.detach())
         median = torch.where(median > 0, median, torch.ones_like(median)).reshape(-1, 1, 1)
         return [median * scale**2 for scale in self.scales]
@@ -124,32 +120,3 @@ def _median(squared: Tensor, a: Tensor, b: Tensor) -> Tensor:
     slack = torch.finfo(below.dtype).eps * below.shape[-1] ** 0.5
     index = torch.searchsorted(below, below[:, -1:] / 2 - slack)
     return values.gather(-1, index).squeeze(-1)
-
-
-def _gaussian(s: Tensor) -> Tensor:
-    return torch.exp(-0.5 * s)
-
-
-def _laplace(s: Tensor) -> Tensor:
-    zero = s <= 0
-    return torch.exp(-s.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0))
-
-
-def _inverse_multiquadric(s: Tensor) -> Tensor:
-    return torch.rsqrt(1.0 + s)
-
-
-_KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gaussian": _gaussian,
-    "laplace": _laplace,
-    "inverse_multiquadric": _inverse_multiquadric,
-}
-
-
-def _as_tuple(value: float | tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _check_positive(name: str, values: tuple[float, ...]) -> None:
-    if not values or not all(value > 0 for value in values):
-        raise ModelError(f"`{name}` must hold positive numbers; got {values}")
