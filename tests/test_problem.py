@@ -38,7 +38,7 @@ from otpdag.matching.transport_rows import TransportRows
 from otpdag.matching.windows import TransportWindows
 from otpdag.noise import Streams
 from otpdag.objective import Encoded
-from otpdag.problem import LossTerms, Minibatched, Problem, Units, units_of
+from otpdag.problem import Minibatched, Problem, Units, units_of
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Real
 
@@ -618,13 +618,3 @@ def test_what_a_problem_does_not_have_is_said():
             ask()
     assert bare.refine(torch.zeros(1, 1)) is None
     assert bare.subset(3) is bare
-
-
-def test_methods_under_their_earlier_names_are_accepted_with_a_warning():
-    with pytest.warns(DeprecationWarning, match=r"Older\.terms is called loss now"):
-
-        class Older(Bare):
-            def terms(self, point):
-                return LossTerms.of(point[:, 0], direct=point[:, 0])
-
-    assert Older().loss(torch.tensor([[2.0], [3.0]])).total.tolist() == [2.0, 3.0]

@@ -50,7 +50,7 @@ class RowCode:
     def of(cls, structure: Structure, batch: Batch, nodes: Sequence[str], others: Sequence[str] = ()) -> RowCode:
         """Learn centre and spread of the columns, or of their square roots where the space asks for these."""
         columns = tuple(dict.fromkeys((*nodes, *others)))
-        roots = frozenset(n for n in columns if structure.mechanisms[n].space.networks_read_roots)
+        roots = frozenset(n for n in columns if structure.mechanisms[n].space.is_skewed)
         shift, scale = {}, {}
         for node in columns:
             value = batch.values[node][0]

@@ -9,7 +9,6 @@ it again: a checkpoint needs no more of it.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -26,9 +25,6 @@ from otpdag.simulation import simulated_rows
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
 
 Held = TypeVar("Held")
-
-RENAMED = {"terms": "loss", "updated": "update", "moved": "refine", "alternatives": "proposals", "on_part": "subset"}
-"""Methods of a problem by the names that they had in 0.1."""
 
 
 @dataclass(frozen=True)
@@ -209,16 +205,6 @@ class Problem(ABC):
 
     structure: Structure
     shapes: Mapping[str, tuple[int, ...]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Accept what is written for earlier versions, with other names of the same methods."""
-        super().__init_subclass__(**options)
-        for old, new in RENAMED.items():
-            if old in vars(cls) and new not in vars(cls):
-                warnings.warn(
-                    f"{cls.__name__}.{old} is called {new} now: rename it before 1.0", DeprecationWarning, stacklevel=2
-                )
-                setattr(cls, new, vars(cls)[old])
 
     # -- size ---------------------------------------------------------------------------------------------------------
 

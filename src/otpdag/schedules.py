@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Constant", "Cosine", "Exponential", "Linear", "Schedule"]
+__all__ = ["Constant", "Cosine", "Linear", "Schedule"]
 
 Schedule = Callable[[float], float]
 
@@ -37,19 +37,6 @@ class Linear:
     def __call__(self, progress: float) -> float:
         """The value at a share of the steps."""
         return self.start + (self.end - self.start) * min(progress / self.until, 1.0)
-
-
-@dataclass(frozen=True)
-class Exponential:
-    """A constant ratio from ``start`` to ``end``, for temperatures."""
-
-    start: float
-    end: float
-    until: float = 1.0
-
-    def __call__(self, progress: float) -> float:
-        """The value at a share of the steps."""
-        return self.start * (self.end / self.start) ** min(progress / self.until, 1.0)
 
 
 @dataclass(frozen=True)

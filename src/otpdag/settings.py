@@ -7,8 +7,7 @@ Or, alone, the direct term: a transport cost between data and model.
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from otpdag.divergences import Energy, SlicedWasserstein
@@ -141,10 +140,6 @@ class Objective:
         return self.direct is None and self.push_forward is None
 
 
-UNUSED_SIZES = ("easy_states", "draws", "patterns", "entries", "approximate")
-"""Of :class:`SumSizes`, kept so that older scripts run."""
-
-
 @dataclass(frozen=True)
 class SumSizes:
     """Sizes of the sums over what rows do not show.
@@ -152,7 +147,6 @@ class SumSizes:
     Args:
         states: Most joint states of inner categories for which transport is chosen rather than the paper's way, where
             a node has no density.
-        easy_states, draws, patterns, entries, approximate: Not used any more.
         grid: Points for one unknown number: those of a posterior that is asked for; a fit takes half of them.
         prior_draws: Points for an unknown vector.
         count_atoms: The same for an unknown count.
@@ -161,25 +155,17 @@ class SumSizes:
     """
 
     states: int = 4096
-    easy_states: int = 32
     grid: int = 48
-    draws: int = 32
     prior_draws: int = 512
-    patterns: int = 12
     count_atoms: int = 96
     largest_table: int = 2**23
-    entries: int = 2**31
-    approximate: bool = True
     memory: int = 2**27
 
     def __post_init__(self) -> None:
-        """Refuse sizes that hold nothing, and say which count for nothing."""
+        """Refuse sizes that hold nothing."""
         for name in ("largest_table", "memory"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
-        for one in fields(self):
-            if one.name in UNUSED_SIZES and getattr(self, one.name) != one.default:
-                warnings.warn(f"SumSizes({one.name}=...) has no effect any more", DeprecationWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

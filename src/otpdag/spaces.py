@@ -9,7 +9,6 @@ has, how they come from unconstrained numbers and which numbers it refuses; ever
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -27,14 +26,6 @@ CostKind = Literal["squared", "smooth l1", "cross-entropy"]
 
 SMALLEST_SPREAD = 1e-12  # spreads and positive numbers below this are taken for zero
 SUM_TOLERANCE = 1e-6  # how far shares that a user gives may be from summing to one
-
-
-@dataclass(frozen=True)
-class Points:
-    """Values (A, width) that a sum over a space runs over, and the logarithm of how many each stands for."""
-
-    values: Tensor
-    log_stride: float = 0.0
 
 
 class Space(ABC):
@@ -157,8 +148,6 @@ class Space(ABC):
 
     cost: ClassVar[CostKind] = "squared"
     """What rebuilding a value wrongly costs, unless a method says otherwise."""
-    networks_read_roots: ClassVar[bool] = False
-    """Whether networks read square roots, which tame a long tail."""
 
     def comparable(self, columns: Array) -> Array:
         """Columns (N, width) with mean zero and spread one, on a scale where rows can be compared."""
@@ -174,10 +163,6 @@ class Space(ABC):
 
     def reach(self, values: Tensor) -> float | None:
         """How far a list of values must go for such data; None if it does not depend on data."""
-        return None
-
-    def points(self, reach: float | None, most: int) -> Points | None:
-        """At most about ``most`` values up to ``reach`` for a sum over the space; None if it is not countable."""
         return None
 
 
@@ -239,7 +224,6 @@ class Positive(_Vector):
 
     holds: ClassVar[str] = "numbers above 0"
     is_skewed: ClassVar[bool] = True
-    networks_read_roots: ClassVar[bool] = True
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Zero and less, and infinity."""
@@ -332,12 +316,9 @@ class Count(_Vector):
     is_skewed: ClassVar[bool] = True
     has_noise_when_relaxed: ClassVar[bool] = False
     cost: ClassVar[CostKind] = "smooth l1"
-    networks_read_roots: ClassVar[bool] = True
 
     stands_for_zero: ClassVar[float] = 0.3
     """What a count of zero is taken for where its logarithm is needed."""
-    usual_reach: ClassVar[float] = 30.0
-    """How far counts that nobody has seen are listed."""
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Negative numbers, fractions and infinity."""
@@ -375,19 +356,6 @@ class Count(_Vector):
     def reach(self, values: Tensor) -> float | None:
         """Somewhat further than the largest."""
         return 1.3 * float(values.max()) + 5
-
-    def points(self, reach: float | None, most: int) -> Points | None:
-        """Zero, one, two, and so on, or every few of them; only of one coordinate.
-
-        >>> Count().points(200.0, 96).values.flatten()[:4]
-        tensor([0., 3., 6., 9.], dtype=torch.float64)
-        """
-        if self.width > 1:
-            return None
-        largest = math.ceil(self.usual_reach if reach is None else reach) + 1
-        stride = max(1, math.ceil(largest / most))
-        counts = torch.arange(0, largest + stride, stride, dtype=torch.float64)
-        return Points(counts.unsqueeze(-1), math.log(stride))
 
 
 @dataclass(frozen=True)
@@ -460,10 +428,6 @@ class Discrete(Space):
     def comparable(self, columns: Array) -> Array:
         """Centred, with a total spread of one, as one column has."""
         return (columns - columns.mean(0)) / np.sqrt(max(float(columns.var(0).sum()), SMALLEST_SPREAD))
-
-    def points(self, reach: float | None, most: int) -> Points | None:
-        """All categories."""
-        return Points(torch.eye(self.size, dtype=torch.float64))
 
 
 @dataclass(frozen=True)

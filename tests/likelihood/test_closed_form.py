@@ -12,7 +12,6 @@ from sklearn.mixture import GaussianMixture
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
-from otpdag.settings import SumSizes
 
 RNG = np.random.default_rng(20240607)
 
@@ -438,9 +437,3 @@ def test_states_of_a_mixture_of_factors_are_weighed_exactly():
         densities.append(weight * stats.multivariate_normal(mean, covariance).pdf(frame.to_numpy()))
     truth = np.array(densities) / np.sum(densities, 0)
     np.testing.assert_allclose(model.predict_proba(frame, "z").to_numpy(), truth.T, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", ["easy_states", "draws", "patterns"])
-def test_sizes_that_count_for_nothing_say_so(name):
-    with pytest.warns(DeprecationWarning, match=name):
-        SumSizes(**{name: 7})

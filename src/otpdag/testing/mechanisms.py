@@ -294,12 +294,12 @@ def _density(mechanism: Mechanism, params: Params, parents: Parents, points: Ten
 
 def _counted(case: Case, value: Tensor, density: Callable[[Tensor], Tensor]) -> tuple[NDArray, float]:
     """Levels of draws (n, width) among probabilities, a random point of each step; and the total probability."""
-    reach = 4 * value.max().item() + 100
-    listed = case.mechanism.space.points(reach, most=int(reach) + 2)
-    if listed is None:
-        raise AssertionError(f"{case.mechanism.space} is countable, but does not list its values")
-    probs = torch.exp(density(listed.values))
-    index = (value.unsqueeze(-2) == listed.values).all(-1).long().argmax(-1)
+    if case.mechanism.space.is_discrete:
+        listed = torch.eye(value.shape[-1], dtype=torch.float64)
+    else:
+        listed = torch.arange(4 * value.max().item() + 102, dtype=torch.float64).unsqueeze(-1)
+    probs = torch.exp(density(listed))
+    index = (value.unsqueeze(-2) == listed).all(-1).long().argmax(-1)
     share = case.noise(len(value), prior=Noise(1, "uniform"), salt=3)[:, 0]
     return (probs.cumsum(0)[index] - share * probs[index]).numpy(), float(probs.sum())
 
