@@ -8,7 +8,7 @@ from scipy.stats import wasserstein_distance
 
 from otpdag.costs import KL, Euclidean, SmoothL1, SquaredEuclidean
 from otpdag.divergences import Wasserstein, wasserstein
-from otpdag.divergences.wasserstein import _affine_potentials, _reduce, _solve_transport, reverse_gradient, semi_dual
+from otpdag.divergences.wasserstein import _solve_transport, reverse_gradient, semi_dual
 from otpdag.errors import DataError, ModelError
 
 
@@ -131,40 +131,6 @@ def test_options_out_of_range_are_refused(options, message):
         Wasserstein(**options)
 
 
-@pytest.mark.parametrize("features", [1, 3])
-def test_potentials_of_an_affine_map_support_the_costs_on_it_and_only_there(features):
-    """With y = t x + m the matched pairs are equally dear once f and g are taken off, and no pair is cheaper."""
-    x, slope, shift = draw(2, 12, features), 0.3 + draw_weights(features), draw(features, seed=2)
-    y = x * slope + shift
-    f, g = _affine_potentials(x, y)
-    left = SquaredEuclidean()(x, y) - f.unsqueeze(-1) - g.unsqueeze(-2)
-    matched = (x.mean(1) - y.mean(1)).square().sum(-1)
-    torch.testing.assert_close(left.diagonal(dim1=-2, dim2=-1), matched[:, None].expand(-1, 12), rtol=1e-4, atol=1e-4)
-    assert (left > matched[:, None, None] - 1e-4).all()
-    assert left.amax() > 1.5 * matched.amax()
-
-
-def test_potentials_of_any_samples_are_those_of_their_moments():
-    x, y = draw(1, 9, 2), 3 * draw(1, 7, 2, seed=1) - 1
-    f, g = _affine_potentials(x, y)
-    shift = (x.mean(1) - y.mean(1))[0]
-    u, v = x[0] - x[0].mean(0), y[0] - y[0].mean(0)
-    slope = v.std(0, correction=0) / u.std(0, correction=0)
-    torch.testing.assert_close(f[0], ((1 - slope) * u**2 + 2 * shift * u).sum(1), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(g[0], ((1 - 1 / slope) * v**2 - 2 * shift * v).sum(1), rtol=1e-4, atol=1e-4)
-    point = torch.zeros_like(y)  # without spread there is no slope, and nothing may be divided by zero
-    assert all(torch.isfinite(one).all() for pair in ((x, point), (point, x)) for one in _affine_potentials(*pair))
-
-
-def test_reduced_costs_have_a_zero_in_every_row_and_column():
-    costs = draw(3, 6, 6)
-    reduced = _reduce(costs)
-    for axis in (-1, -2):
-        torch.testing.assert_close(reduced.amin(axis), torch.zeros(3, 6).double())
-    away = costs - reduced  # what was taken off is the sum of something of the row and something of the column
-    torch.testing.assert_close(away - away[:, :1] - away[:, :, :1] + away[:, :1, :1], torch.zeros(3, 6, 6).double())
-
-
 def test_potentials_of_the_simplex_are_centred_and_tight_on_the_plan():
     costs = draw(5, 7).abs().numpy()
     a, b = draw_weights(5).numpy(), draw_weights(7, seed=1).numpy()
@@ -179,22 +145,6 @@ def test_potentials_of_the_simplex_are_centred_and_tight_on_the_plan():
     np.testing.assert_allclose(slack[found.rows, found.columns], value, atol=1e-9)
     np.testing.assert_allclose(slack.min(0), value, atol=1e-9)
     assert (found.mass * costs[found.rows, found.columns]).sum() == pytest.approx(value)
-
-
-def test_equal_samples_are_matched_one_to_one_and_only_others_by_the_simplex(monkeypatch):
-    x, y, ones = draw(2, 6, 2), draw(2, 6, 2, seed=1), torch.full((1, 6), 0.5).double()
-    value = Wasserstein()(x, y)
-
-    def refused(*problem):
-        raise AssertionError("no simplex is needed")
-
-    monkeypatch.setattr(wasserstein, "_solve_transport", refused)
-    for weights in ((), (ones,), (None, ones), (ones, ones)):
-        torch.testing.assert_close(Wasserstein()(x, y, *weights), value)
-    asked = (ones.clone().requires_grad_(True),)  # their gradients are potentials, which only the simplex has
-    for arguments in ((x, y[:, :5]), (x, y, draw_weights(1, 6)), (x, y, *asked), (x, y, None, *asked)):
-        with pytest.raises(AssertionError, match="no simplex"):
-            Wasserstein()(*arguments)
 
 
 @pytest.mark.parametrize(("replicas", "workers", "threads"), [(1, 2, 0), (2, 1, 0), (2, 2, 2), (3, 2, 2)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -21,7 +20,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Coupling:
-    """The support of an optimal plan, its mass, and the dual potentials (empty after an assignment)."""
+    """The support of an optimal plan, its mass, and the dual potentials."""
 
     rows: NDArray[np.intp]
     columns: NDArray[np.intp]
@@ -39,10 +38,7 @@ class Wasserstein(AbstractDivergence):
     It is the transport **cost**, not its root: the defaults give :math:`W_2^2`, and ``cost=Euclidean(), p=p``
     gives :math:`W_p^p`. The plan is found outside of the computation graph and held fixed in the gradient,
     which by the envelope theorem is exact wherever the plan is unique; the gradient in the weights is the
-    dual potentials.
-
-    Samples of equal size and equal weights are solved as an assignment (scipy), all others by the network
-    simplex (POT).
+    dual potentials. The solver is the network simplex (POT).
 
     Args:
         cost: A ground cost, or a function of two points.
@@ -69,25 +65,15 @@ class Wasserstein(AbstractDivergence):
 
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the cost of checked samples."""
-        if x.shape[-2] == y.shape[-2] and is_uniform(a) and is_uniform(b):
-            return self._value(x, y, self._assign(x, y))
         couplings = self._transport(x, y, a, b)
         return self._value(x, y, couplings) + _weight_gradient(couplings, a, b)
 
-    def _assign(self, x: Tensor, y: Tensor) -> list[_Coupling]:
-        """Match the points of equal-sized samples one to one."""
-        costs = self._costs(x, y)
-        if isinstance(self.cost, SquaredEuclidean) and self.p == 1:
-            f, g = _affine_potentials(x.detach().to(costs), y.detach().to(costs))
-            costs = costs - f.unsqueeze(-1) - g.unsqueeze(-2)
-        return self._run(_solve_assignment, zip(_reduce(costs).numpy(), strict=True))
-
     def _transport(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> list[_Coupling]:
-        """Solve the general problem of each replica."""
+        """Solve the problem of each replica."""
         costs = self._costs(x, y)
         replicas = max(costs.shape[0], a.shape[0], b.shape[0])
         arrays = [value.detach().to(costs).expand(replicas, *value.shape[1:]).numpy() for value in (costs, a, b)]
-        return self._run(_solve_transport, zip(*arrays, strict=True))
+        return self._run(list(zip(*arrays, strict=True)))
 
     def _costs(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the cost matrices for the solvers: detached, double precision, on the processor."""
@@ -96,13 +82,12 @@ class Wasserstein(AbstractDivergence):
             costs = costs if self.p == 1 else costs.pow(self.p)
         return require_finite(costs)
 
-    def _run(self, solve: Callable[..., _Coupling], problems: Iterable[tuple[Array, ...]]) -> list[_Coupling]:
-        """Solve one problem per replica; the solvers release the interpreter lock, so threads help."""
-        jobs = list(problems)
+    def _run(self, jobs: list[tuple[Array, ...]]) -> list[_Coupling]:
+        """Solve one problem per replica; the solver releases the interpreter lock, so threads help."""
         if len(jobs) == 1 or self.workers == 1:
-            return [solve(*job) for job in jobs]
+            return [_solve_transport(*job) for job in jobs]
         with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(lambda job: solve(*job), jobs))
+            return list(pool.map(lambda job: _solve_transport(*job), jobs))
 
     def _value(self, x: Tensor, y: Tensor, couplings: list[_Coupling]) -> Tensor:
         """Evaluate the cost on the support of the plans only, differentiably in the points."""
@@ -117,37 +102,6 @@ class Wasserstein(AbstractDivergence):
         costs = as_cost(self.cost).between(*moved)
         costs = costs if self.p == 1 else costs.pow(self.p)
         return x.new_zeros(count).index_add(0, replica, mass.to(x.dtype) * costs)
-
-
-def _affine_potentials(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the dual potentials of the coordinate-wise affine map of ``x`` onto the mean and scale of ``y``.
-
-    Subtracting them leaves the optimal assignment as it is, and makes far or differently scaled samples as
-    quick to match as near ones. For c = (x - y)^2 and the map y = t x they are f = (1 - t) x^2 and
-    g = (1 - 1/t) y^2.
-    """
-    shift = x.mean(-2, keepdim=True) - y.mean(-2, keepdim=True)
-    x, y = x - x.mean(-2, keepdim=True), y - y.mean(-2, keepdim=True)
-    tiny = 1e-6
-    scale_x, scale_y = x.square().mean(-2, keepdim=True).sqrt(), y.square().mean(-2, keepdim=True).sqrt()
-    slope = (scale_y + tiny * scale_x + 1e-300) / (scale_x + tiny * scale_y + 1e-300)
-    f = (x.square() * (1 - slope) + 2 * shift * x).sum(-1)
-    g = (y.square() * (1 - 1 / slope) - 2 * shift * y).sum(-1)
-    return f, g
-
-
-def _reduce(costs: Tensor) -> Tensor:
-    """Subtract the least entry of each row, then of each column: the optimum stays, the search is shorter."""
-    costs = costs - costs.amin(-1, keepdim=True)
-    return costs - costs.amin(-2, keepdim=True)
-
-
-def _solve_assignment(costs: Array) -> _Coupling:
-    """Solve the assignment problem of one replica, costs (N, N)."""
-    from scipy.optimize import linear_sum_assignment  # takes as long to import as pandas
-
-    rows, columns = linear_sum_assignment(costs)
-    return _Coupling(rows, columns, np.full(len(rows), 1.0 / len(rows)), np.empty(0), np.empty(0))
 
 
 def _solve_transport(costs: Array, a: Array, b: Array, pivots: int = 10_000_000) -> _Coupling:
