@@ -72,7 +72,7 @@ class Wasserstein(AbstractDivergence):
         """Solve the problem of each replica."""
         costs = self._costs(x, y)
         replicas = max(costs.shape[0], a.shape[0], b.shape[0])
-        arrays = [value.detach().to(costs).expand(replicas, *value.shape[1:]).numpy() for value in (costs, a, b)]
+        arrays = (value.detach().to(costs).expand(replicas, *value.shape[1:]).numpy() for value in (costs, a, b))
         return self._run(list(zip(*arrays, strict=True)))
 
     def _costs(self, x: Tensor, y: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Wasserstein(AbstractDivergence):
             costs = costs if self.p == 1 else costs.pow(self.p)
         return require_finite(costs)
 
-    def _run(self, jobs: list[tuple[Array, ...]]) -> list[_Coupling]:
+    def _run(self, jobs: list[tuple[Array, Array, Array]]) -> list[_Coupling]:
         """Solve one problem per replica; the solver releases the interpreter lock, so threads help."""
         if len(jobs) == 1 or self.workers == 1:
             return [_solve_transport(*job) for job in jobs]
