@@ -567,7 +567,7 @@ def weights_in(frame: pd.DataFrame, column: str | None) -> Floats:
     series = frame[column]
     try:
         own = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"weights must be numbers; column {column!r} holds {series.iloc[0]!r}") from None
     check_weights(own, f"column {column!r}")
     return own

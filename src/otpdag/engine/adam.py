@@ -39,9 +39,9 @@ class Adam:
     def __post_init__(self) -> None:
         """Refuse what makes no step."""
         check_count("steps", self.steps)
-        if not callable(self.learning_rate):
-            check_number("learning_rate", self.learning_rate)
-        if not self.rate(0.0) > 0:
+        first = self.learning_rate(0.0) if callable(self.learning_rate) else self.learning_rate
+        check_number("learning_rate", first)
+        if not first > 0:
             raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
 
     def rate(self, progress: float) -> float:
