@@ -30,11 +30,8 @@ def test_a_name_of_before_still_leads_there():
         assert otp.Course is otp.SearchSchedule
     with pytest.warns(DeprecationWarning, match=r"otpdag\.engine\.LBFGS is now otpdag\.engine\.Deterministic"):
         assert otp.engine.LBFGS is otp.engine.Deterministic
-    with pytest.warns(DeprecationWarning, match="is now otpdag.objective.Refinement"):
-        assert otp.objective.Moved is otp.objective.Refinement
-    for module in (otp.engine, otp.objective):
-        with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
-            _ = module.Nothing
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = otp.engine.Nothing
 
 
 def test_the_package_graphs_and_errors_import_nothing_heavy():

@@ -9,9 +9,8 @@ Ni 2011),
 Going from :math:`x` to :math:`g(x)` again and again converges as slowly as the map contracts: of completed data by the
 share of information that is missing. A linear map of few slow directions is settled at once by mixing.
 
-Also points and weights that stand for noise in a mean over it, joint states of several categories, threads bounded by
-the size of the work, and sums over rows of products of columns that are the same to the last digit in whatever order
-the rows stand.
+Also joint states of several categories, threads bounded by the size of the work, and sums over rows of products of
+columns that are the same to the last digit in whatever order the rows stand.
 
 A sum of floating numbers is rounded at every step, so that it depends on their order in its last digits; where data do
 not determine a parameter, these digits choose its estimate. Ordering the rows of a large table first takes longer than
@@ -110,31 +109,6 @@ class FixedPoint:
         step = correction(left[-1], moves, left.diff(dim=0).transpose(0, 1))
         usable = torch.isfinite(step).all(-1) & (step.norm(dim=-1) <= FURTHEST * left[-1].norm(dim=-1))
         return torch.where(usable.unsqueeze(-1), images[-1] - step, images[-1])
-
-
-_REACH = 5.5  # standard deviations; beyond them lies less than 4e-8 of the normal
-
-
-def quadrature(kind: str, points: int) -> tuple[Tensor, Tensor]:
-    """Points and log-weights of a rule for E f(u): trapezoids over the normal, midpoints over the uniform.
-
-    Args:
-        kind: ``"normal"`` for standard normal noise u, anything else for uniform noise from 0 to 1.
-        points: How many points.
-
-    Returns:
-        The points and the logarithms of their weights, which sum to one.
-
-    >>> u, log_w = quadrature("normal", 48)
-    >>> round(float((log_w.exp() * u**2).sum()), 6)
-    1.0
-    """
-    if kind == "normal":
-        nodes = torch.linspace(-_REACH, _REACH, points, dtype=torch.float64)
-        log_weight = -0.5 * nodes**2
-        return nodes, log_weight - torch.logsumexp(log_weight, 0)
-    nodes = (torch.arange(points, dtype=torch.float64) + 0.5) / points
-    return nodes, torch.full((points,), -math.log(points), dtype=torch.float64)
 
 
 def joint_codes(sizes: Sequence[int]) -> list[Tensor]:

@@ -12,9 +12,6 @@ learned map and drawn or abducted noise (Algorithm 1). A :class:`~otpdag.problem
 one data set: rows, sequences, documents or images.
 """
 
-import warnings
-from typing import Any
-
 from otpdag.learned.algorithm import Drawn as Drawn
 from otpdag.learned.autoencoder import Codewords as Codewords
 from otpdag.learned.autoencoder import Encoded as Encoded
@@ -30,11 +27,3 @@ from otpdag.settings import ClosedForm as ClosedForm
 from otpdag.settings import Direct as Direct
 from otpdag.settings import Objective as Objective
 from otpdag.settings import PushForward as PushForward
-
-
-def __getattr__(name: str) -> Any:
-    """Earlier names, until 1.0."""
-    if name != "Moved":
-        raise AttributeError(f"module 'otpdag.objective' has no attribute {name!r}")
-    warnings.warn("otpdag.objective.Moved is now otpdag.objective.Refinement", DeprecationWarning, stacklevel=2)
-    return Refinement

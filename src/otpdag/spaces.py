@@ -70,10 +70,6 @@ class Space(ABC):
         """Number of table cells that hold one value, each of which may be missing on its own."""
         return self.width
 
-    def cell_of(self, value: Tensor, cell: int) -> Tensor:
-        """The coordinates (..., k) of a value that one cell holds."""
-        return value[..., cell : cell + 1]
-
     def spec(self) -> dict[str, Any]:
         """The space as plain data, for a file: its name and its sizes.
 
@@ -381,10 +377,6 @@ class Discrete(Space):
     def cells(self) -> int:
         """A category stands in one cell."""
         return 1
-
-    def cell_of(self, value: Tensor, cell: int) -> Tensor:
-        """The whole vector."""
-        return value
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Numbers that are not the code of a category."""

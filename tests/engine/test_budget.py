@@ -31,12 +31,6 @@ def test_a_fit_beyond_its_budget_is_refused():
         otp.fit(model, frame, method=otp.entropic(sums=SumSizes(largest_table=4)), seed=0)
 
 
-@pytest.mark.parametrize("name", ["entries", "approximate"])
-def test_sizes_without_effect_are_told(name):
-    with pytest.warns(DeprecationWarning, match=f"{name}=...\\) has no effect any more"):
-        SumSizes(**{name: False})
-
-
 @pytest.mark.parametrize("name", ["largest_table", "memory"])
 def test_a_budget_of_nothing_is_refused(name):
     with pytest.raises(otp.ModelError, match=f"{name} must be at least 1; got 0"):

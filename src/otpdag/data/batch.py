@@ -69,10 +69,6 @@ class Batch:
         """Number of replicas; 1 if all tensors are shared."""
         return max(tensor.shape[0] for tensor in (self.weight, *self.values.values(), *self.mask.values()))
 
-    def for_replicas(self, owners: Tensor) -> Batch:
-        """Data sets as replicas in this order, perhaps repeated; what all share stays shared."""
-        return self._map(lambda tensor: tensor if len(tensor) == 1 else tensor[owners])
-
     def take(self, index: Tensor) -> Batch:
         """Pick rows.
 

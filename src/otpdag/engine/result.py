@@ -195,17 +195,18 @@ class FitResult:
     def _intervals(self, draws: int, level: float, seed: int, jobs: int = 1) -> pd.DataFrame:
         check_level(level)
         problem, points, settled = self._resampled("intervals need", draws, seed, jobs)
-        table = _summarise(problem, point_of(self.model.fitted, problem.shapes), points, level)
-        table.attrs |= {"stuck": int((~settled).sum()), "level": level}
-        named = estimates(self.model)
-        names = named.loc[~named["fixed"], "at"]
-        if len(names) == len(table):
-            table["at"] = names.to_numpy()
-            notes = self._by_curvature(level, "information")[0]["note"]
-            # a resample that starts where the fit ended leaves what no data tell where it is
-            untold = (notes[notes != "fixed"] == "not identified").to_numpy()
-            table.loc[untold, ["lower", "upper", "std_error"]] = np.nan
-        return table
+        drawn = described_parameters(problem, points).values()
+        spread = np.concatenate([one.reshape(len(points), -1) for one in drawn], 1)
+        table = estimates(self.model).rename(columns={"value": "estimate"})
+        table["index"] = [index for one in drawn for index in np.ndindex(one.shape[1:])]
+        table["lower"], table["upper"] = np.nanquantile(spread, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        table["std_error"] = np.nanstd(spread, axis=0, ddof=1)
+        # a resample that starts where the fit ended leaves what no data tell where it is
+        untold = self._by_curvature(level, "information")[0]["note"] == "not identified"
+        table.loc[untold.to_numpy(), ["lower", "upper", "std_error"]] = np.nan
+        learned = table[~table["fixed"]].set_index(["node", "parameter", "index"])
+        learned.attrs |= {"stuck": int((~settled).sum()), "level": level}
+        return learned[["estimate", "lower", "upper", "std_error", "at"]]
 
     def _deterministic(self, who: str) -> Problem:
         if self.problem is None or self.method.optimiser.is_stochastic:
@@ -447,28 +448,6 @@ def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int 
         )
     settled = ended.converged & ~ended.failed
     return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point), settled
-
-
-def _summarise(problem: Units, point: Tensor, draws: Tensor, level: float) -> pd.DataFrame:
-    """Percentile intervals of every learned parameter, in the layout of ``Model.params()``."""
-    estimate, spread = described_parameters(problem, point), described_parameters(problem, draws)
-    tail = (1 - level) / 2
-    rows = []
-    for (node, name), values in spread.items():
-        parameter = problem.structure.mechanisms[node].declared()[name]
-        if not parameter.learned:
-            continue
-        held = parameter.fixed_entries().reshape(values.shape[1:]) if parameter.is_given_in_part else None
-        lower, upper = np.nanquantile(values, [tail, 1 - tail], axis=0)
-        error = np.nanstd(values, axis=0, ddof=1)
-        for index in np.ndindex(values.shape[1:]):
-            if held is not None and held[index]:
-                continue
-            place = estimate[node, name][0][index]
-            ends = float(lower[index]), float(upper[index])
-            rows.append((node, name, index, float(place), *ends, float(error[index])))
-    table = pd.DataFrame(rows, columns=["node", "parameter", "index", "estimate", "lower", "upper", "std_error"])
-    return table.set_index(["node", "parameter", "index"])
 
 
 def described_parameters(problem: Units, points: Tensor) -> dict[tuple[str, str], Array]:
