@@ -1,4 +1,4 @@
-"""Truth: where a result could mislead: gaps in time, short series, the price of gaps, effects, counterfactuals.
+"""Truth: where a result could mislead: optima, gaps in time, short series, the price of gaps, effects, counterfactuals.
 
 ``ratio`` is what each case limits; ``low`` and ``high``, or ``limit``, stand beside it.
 """
@@ -12,6 +12,7 @@ from scipy import optimize, stats
 
 import otpdag as otp
 from benchmarks.harness import Case, Record, Settings, streams, timed
+from benchmarks.optima import optima, optima_time
 from otpdag import mechanisms as m
 
 Floats = NDArray[np.float64]
@@ -301,4 +302,6 @@ CASES: dict[str, Case] = {
     "identified": identified,
     "identified_coverage": identified_coverage,
     "counterfactual": counterfactual,
+    "optima": optima,
+    "optima_time": optima_time,
 }

@@ -89,14 +89,18 @@ def _of_scale(mean: Array, scale: Array) -> Array:
     return np.stack([-0.5 / scale**2, mean / scale**2, constant], 1)
 
 
-def best_of_rows(children: Sequence[Child], hidden: Sequence[int], starts: int, generator: np.random.Generator) -> Array:
+def best_of_rows(
+    children: Sequence[Child], hidden: Sequence[int], starts: int, generator: np.random.Generator
+) -> Array:
     """Log-likelihoods (R,) where EM ends, of tables whose independent hidden categories have these sizes."""
     places = np.indices(hidden).reshape(len(hidden), -1)
     priors = [generator.dirichlet(np.ones(size), starts) for size in hidden]
     columns, widths, coefficients = _columns(children, starts, generator)
     ended, live, before = np.full(starts, -np.inf), np.arange(starts), np.full(starts, -np.inf)
     for _ in range(MOST_STEPS):
-        log_prior = sum(np.log(np.maximum(prior, 1e-300))[:, place] for prior, place in zip(priors, places, strict=True))
+        log_prior = sum(
+            np.log(np.maximum(prior, 1e-300))[:, place] for prior, place in zip(priors, places, strict=True)
+        )
         joint = _emissions(children, columns, coefficients) + log_prior
         posterior, loss = _normalised(joint)
         total = loss.sum(0)
@@ -170,9 +174,7 @@ def _normalised(joint: Array) -> tuple[Array, Array]:
     return weights / total, (top + np.log(total))[..., 0]
 
 
-def _forward_backward(
-    emissions: Array, first: Array, moves: Array, steps: int
-) -> tuple[Array, Array, Array]:
+def _forward_backward(emissions: Array, first: Array, moves: Array, steps: int) -> tuple[Array, Array, Array]:
     """Posteriors (N, R, K), expected moves (R, K, K) and log-likelihoods (R,)."""
     rows, starts, states = emissions.shape
     top = emissions.max(-1, keepdims=True)
@@ -191,5 +193,3 @@ def _forward_backward(
     pairs = np.einsum("trni,trnj->rij", forward[:-1], later, optimize=True) * moves
     posterior = (forward * backward).transpose(2, 0, 1, 3).reshape(rows, starts, states)
     return posterior, pairs, np.log(scale).sum((0, 2, 3)) + top.sum((0, 2))
-
-

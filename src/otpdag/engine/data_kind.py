@@ -400,10 +400,14 @@ class TableData(DataKind):
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None
     ) -> Tensor:
-        """Each start looks at a part of the rows, a single one at more of them."""
+        """Each start looks at a part of the rows; a single one, and the first of a race, at more of them."""
+        updates = problem.updates
+        if units is None and len(numbers) > 1 and numbers[0] == 0 and updates is not None and updates.suffice:
+            parts = (self.starts(layout, problem, seed, part) for part in (numbers[:1], numbers[1:]))
+            return torch.cat(list(parts))
         seeds = [restart_seed(seed, n) for n in numbers]
-        if units is None and (len(numbers) == 1 or self.read_from is None):
-            seen = self.first(ONE_START_ROWS if len(numbers) == 1 else START_ROWS)
+        if units is None and (list(numbers) == [0] or self.read_from is None):
+            seen = self.first(ONE_START_ROWS if list(numbers) == [0] else START_ROWS)
         else:
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
             seen = self.batch.widened() if units is None else self.batch.take(units)

@@ -24,14 +24,14 @@ from otpdag.data.columns import known_table
 from otpdag.data.parts import is_partitioned, weights_in
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal
-from otpdag.engine.data_kind import DataKind, ImageData, Layout, TableData
+from otpdag.engine.data_kind import MANY_STARTS, DataKind, ImageData, Layout, TableData
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.method import Method, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import RobustOptions, robust_search
-from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, races, search
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.errors import (
     ApproximationWarning,
@@ -56,7 +56,8 @@ class Plan:
     """What will run."""
 
     method: Method
-    restarts: int
+    restarts: int | None
+    """As many as the problem asks for if None."""
     course: SearchSchedule
     leaves_out: RobustOptions | None
     """How much of what the model cannot explain is left out; None if nothing is."""
@@ -92,8 +93,9 @@ def fit(
         method: ``"auto"``, ``"likelihood"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
         steps: Most steps of the method's optimiser; the method's own if left out.
-        restarts: Number of data-driven starts that train together; the best is continued. By default sixteen with
-            hidden categories, four with other hidden nodes, one without.
+        restarts: Most data-driven starts; the best is continued, and more are never worse. By default 128 with hidden
+            categories whose likelihood has closed-form updates, of which no more are tried than are needed, sixteen
+            with others, four with other hidden nodes, one without.
         weights: One weight for each row of a table, or for each sequence; or the name of a column that holds them.
         robust: ``"outliers"`` (or True) lets the model leave out rows (or sequences) that it cannot explain, and
             reports them, and a :class:`~otpdag.RobustOptions` says how many at most; ``"misfit"`` is for a model whose
@@ -152,6 +154,11 @@ def fit(
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
     notes = [] if bool(ended.failed[0]) else kind.notes(ended)
+    if ended.reached == 1 < len(ended.restarts):
+        notes.append(
+            f"one of {len(ended.restarts)} starts reached this optimum, or one beside it: there may be better ones; "
+            "more restarts look for them, and are never worse"
+        )
     return FitResult(
         model=model,
         method=plan.method,
@@ -159,6 +166,7 @@ def fit(
         loss=float(ended.loss[0]),
         history=tuple(monitor.history),
         restarts=ended.restarts,
+        reached=ended.reached,
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
@@ -181,11 +189,24 @@ def _searched(
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out is not None:
         ended, weights = robust_search(
-            kind, layout, problem, plan.method, searcher, plan.course, plan.restarts, plan.leaves_out
+            kind,
+            layout,
+            problem,
+            plan.method,
+            searcher,
+            plan.course,
+            plan.restarts or kind.restarts(plan.method),
+            plan.leaves_out,
         )
         kept = kind.as_given(weights.cpu().numpy())
     else:
-        starts = kind.starts(layout, problem, searcher.seed, range(plan.restarts))
+        restarts, size = plan.restarts, plan.course.race_batch
+        if restarts is None:
+            restarts = kind.restarts(plan.method)
+            is_raced = restarts >= MANY_STARTS and races(problem, searcher.optimiser)
+            restarts = plan.course.race_starts if is_raced else restarts
+        batches = (range(first, min(first + size, restarts)) for first in range(0, restarts, size))
+        starts = (kind.starts(layout, problem, searcher.seed, batch) for batch in batches)
         ended = search(problem, starts, plan.course, searcher)
     layout, ended = kind.concluded(layout, ended, plan.method, searcher)
     return layout, ended, kept
@@ -379,7 +400,7 @@ def resolve(
         )
     return Plan(
         method=chosen,
-        restarts=kind.restarts(chosen) if restarts is None else int(restarts),
+        restarts=None if restarts is None else int(restarts),
         course=kind.course(chosen) if course is None else course,
         leaves_out=robust if isinstance(robust, RobustOptions) else None,
     )

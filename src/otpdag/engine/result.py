@@ -113,6 +113,8 @@ class FitResult:
         loss: The objective at the end.
         history: One record for each step of the kept start: loss and its terms, and seconds.
         restarts: Every start with its loss; one is marked kept.
+        reached: How many of them came to the same optimum as the best, where all ran to their ends: one is chance, and
+            there may be better optima. None where they did not.
         rows_used: Rows of the table, none of which was dropped.
         seconds: Wall-clock time.
         seed: The seed that determines the run.
@@ -130,6 +132,7 @@ class FitResult:
     rows_used: int
     seconds: float
     seed: int
+    reached: int | None = None
     notes: tuple[str, ...] = field(default=())
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     row_weights: NDArray[np.float64] | None = field(default=None, repr=False)

@@ -6,7 +6,7 @@ to one of them; all run to their ends, and every data set keeps its own best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -18,14 +18,24 @@ from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, carried
 from otpdag.errors import ModelError, check_count
-from otpdag.problem import Problem, Proposals, Refinement
+from otpdag.problem import Problem, Proposals, Refinement, Units, units_of
 
 
 @dataclass(frozen=True)
 class SearchSchedule:
-    """Sizes of the stages: short runs of all starts, finalists on (nearly) all rows, a part for the best, the finish.
+    """Sizes of the stages: a race or short runs of all starts, finalists on (nearly) all rows, a part, the finish.
+
+    Starts race where a problem's closed-form updates lead to its optima; elsewhere short runs choose among them.
 
     Args:
+        race_starts: Most starts of a race, if the user does not say.
+        race_batch: Starts that race at a time.
+        race_rows: Most rows in a race.
+        race_steps: Steps of its rounds.
+        race_margin: By how much a start may be behind an earlier one to go on, in total log-likelihood times the steps
+            that it has made; or by twice what it gained in the last round, if that is more.
+        race_tolerance: Relative change of the loss at which a start has reached its optimum.
+        enough: Starts that have reached the best optimum after which no more are tried.
         short_rows: Most rows (steps of sequences) in the short runs.
         short_elements: Most starts times rows times points in the short runs; fewer than 300 rows are never taken.
         short_steps: Steps of the short runs; none, and all starts run to the end.
@@ -52,6 +62,13 @@ class SearchSchedule:
         same_loss: Relative difference below which two starts count as having reached the same optimum.
     """
 
+    race_starts: int = 128
+    race_batch: int = 32
+    race_rows: int = 2_000
+    race_steps: tuple[int, ...] = (20, 20, 40, 80)
+    race_margin: float = 300.0
+    race_tolerance: float = 1e-7
+    enough: int = 3
     short_rows: int = 600
     short_elements: int = 150_000
     short_steps: int = 24
@@ -112,6 +129,8 @@ class SearchResult:
     kept: Tensor
     """Numbers of the starts that were kept (S,)."""
     restarts: tuple[Restart, ...] = ()
+    reached: int | None = None
+    """How many starts came to the loss of the best, where they raced."""
 
 
 def restart_seed(seed: int, number: int) -> int:
@@ -135,14 +154,25 @@ class Searcher:
     """By what starts are compared (R,), the lower the better: their losses, unless told otherwise."""
 
 
+def races(problem: Problem, optimiser: Optimiser) -> bool:
+    """Whether starts of a problem race: something is hidden, and updates lead to optima the same way every time."""
+    if not isinstance(problem, Units) or optimiser.is_stochastic or not problem.structure.graph.hidden:
+        return False
+    return problem.updates is not None and problem.updates.suffice
+
+
 def search(
-    problem: Problem, starts: Tensor, course: SearchSchedule, searcher: Searcher, owners: Sequence[int] | None = None
+    problem: Problem,
+    starts: Tensor | Iterable[Tensor],
+    course: SearchSchedule,
+    searcher: Searcher,
+    owners: Sequence[int] | None = None,
 ) -> SearchResult:
     """Minimise a problem from several starts.
 
     Args:
         problem: What to minimise.
-        starts: Where to begin (R, P).
+        starts: Where to begin (R, P), all at once or batch by batch: a race asks for another only where it needs one.
         course: Sizes of the stages.
         searcher: How to minimise.
         owners: To which data set each start belongs; if left out, all to one.
@@ -154,27 +184,53 @@ class _Field:
     """All starts of a search: where each is now, the losses that it reached, and who is still in."""
 
     def __init__(
-        self, problem: Problem, course: SearchSchedule, searcher: Searcher, starts: Tensor, owners: Sequence[int] | None
+        self,
+        problem: Problem,
+        course: SearchSchedule,
+        searcher: Searcher,
+        starts: Tensor | Iterable[Tensor],
+        owners: Sequence[int] | None,
     ) -> None:
         self.problem, self.course, self.searcher = problem, course, searcher
-        self.points = starts.clone()
-        self.owners = torch.zeros(len(starts), dtype=torch.long) if owners is None else torch.as_tensor(owners)
-        self.short_losses = torch.full((len(starts),), torch.nan, dtype=torch.float64)
-        self.losses = self.short_losses.clone()
+        self.batches = iter([starts] if isinstance(starts, Tensor) else starts)
+        self.points = torch.zeros(0)
+        self.short_losses = self.losses = torch.zeros(0, dtype=torch.float64)
+        self.ended = torch.zeros(0, dtype=torch.bool)
+        self._admit()
+        if owners is not None:
+            self.owners = torch.as_tensor(owners)
+
+    def _admit(self) -> Tensor:
+        """Let one more batch of starts in; their numbers, none if there is no batch."""
+        known, batch = len(self.losses), next(self.batches, None)
+        if batch is None:
+            return torch.zeros(0, dtype=torch.long)
+        unknown = torch.full((len(batch),), torch.nan, dtype=torch.float64)
+        self.points = torch.cat([self.points, batch]) if known else batch.clone()
+        self.short_losses, self.losses = (torch.cat([one, unknown]) for one in (self.short_losses, self.losses))
+        self.ended = torch.cat([self.ended, torch.zeros_like(unknown, dtype=torch.bool)])
+        self.owners = torch.zeros(len(self.points), dtype=torch.long)
+        return torch.arange(known, len(self.points))
 
     def run(self) -> SearchResult:
         """The whole course."""
+        compete = len(self.owners.unique()) == 1 and bool(
+            self.course.short_steps
+        )  # data sets do not, all run to the end
+        raced = compete and (self._saw_all or len(self.points) > 1) and races(self.problem, self.searcher.optimiser)
+        while not raced and len(self._admit()):
+            pass
         alive = torch.arange(len(self.points))
-        sets = len(self.owners.unique())
-        compete = sets == 1 < len(alive)  # those of several data sets all run to their ends
-        if compete and self.course.short_steps:
+        if raced:
+            alive = self._race(alive)
+        elif compete and len(alive) > 1:
             alive = self._short_runs(alive)
-        if compete and len(alive) > 1 and self.course.short_steps and not self._is_over:
+        if compete and len(alive) > 1 and not self._is_over and not (raced and self._saw_all):
             alive = self._finalists(alive)
         if self._is_over:  # one step of the best, on all rows, is all that is still done
             alive = self._best(alive, self.short_losses[alive], None, 1)
-        memory = self._on_part(alive)
-        problem, outcome = self._finish(alive, memory)
+        finished = [(one, *self._finish(one, self._on_part(one))) for one in (alive.split(1) if raced else [alive])]
+        alive, problem, outcome = min(finished, key=lambda end: float(_spoilt(end[2].loss, end[2].failed).mean()))
         judged = self.searcher.judge(problem, outcome.point, outcome.loss)
         best = self._best(alive, judged, outcome.failed, 1)
         rows = torch.tensor([int((alive == number).nonzero()) for number in best])
@@ -187,13 +243,76 @@ class _Field:
             steps=outcome.steps,
             kept=best,
             restarts=self._reports(best),
+            reached=self._reached() if raced else None,
         )
+
+    @property
+    def _saw_all(self) -> bool:
+        """Whether a race is run on all rows."""
+        return self.course.race_rows >= self.problem.rows
 
     @property
     def _is_over(self) -> bool:
         return self.searcher.monitor.stopped
 
     # -- stages -------------------------------------------------------------------------------------------------------
+
+    def _race(self, numbers: Tensor) -> Tensor:
+        """Batch after batch until enough starts have reached the best optimum; those that are to be finished.
+
+        Whether a start goes on depends on those with lower numbers alone, and so does where it ends. Every one that
+        came to a lower loss than all before it is finished, for a poorer optimum may have a better one beside it. So
+        of more starts none is missing that fewer would have finished: more are never worse.
+        """
+        course, rows = self.course, self.course.race_rows
+        part = self.problem if self._saw_all else self.problem.subset(rows)
+        while len(numbers):
+            self._race_of(part, numbers)
+            if self._is_over or (self._reached() >= course.enough and not self._found_once()):
+                break
+            numbers = self._admit()
+        ends = self.short_losses.nan_to_num(nan=torch.inf)
+        if not self._saw_all:
+            order = self._best(torch.arange(len(ends)), ends, None, len(ends))
+            return self._distinct(order, ends, course.finalists, torch.inf)
+        self.losses = self.short_losses.clone()
+        before = torch.cat([ends.new_full((1,), torch.inf), ends.cummin(0).values[:-1]])
+        lower = (ends < before - self._small(ends)).nonzero().flatten()
+        return lower if len(lower) else torch.zeros(1, dtype=torch.long)
+
+    def _race_of(self, part: Problem, alive: Tensor) -> None:
+        """Rounds of updates of some starts; those that are far behind an earlier one, for what they gain, give up."""
+        course, done, mass = self.course, 0, float(units_of(part).unit_mass.sum())
+        for steps in course.race_steps:
+            before = self.short_losses[alive]
+            name, tolerance = f"{len(alive)} starts", course.race_tolerance
+            _, outcome = self._settled(name, part, alive, steps=steps, moves=0, keep=False, tolerance=tolerance)
+            losses = _spoilt(self.searcher.judge(part, outcome.point, outcome.loss).cpu().double(), outcome.failed)
+            self.short_losses[alive] = losses
+            behind = losses - self.short_losses.nan_to_num(nan=torch.inf).cummin(0).values[alive]
+            done += steps
+            gained = (before - losses).nan_to_num(nan=torch.inf)
+            in_it = (behind <= (2 * gained).clamp(min=course.race_margin / (done * mass))) & losses.isfinite()
+            self.ended[alive] = outcome.converged.cpu() & in_it
+            alive = alive[in_it & ~self.ended[alive]]
+            if not len(alive) or self._is_over:
+                return
+        self.ended[alive] = True  # they have come far enough to be told apart
+
+    def _found_once(self) -> int:
+        """How many optima a single start of a race came to: about as many in as many more starts would be new.
+
+        So Good and Turing (1953) estimate how often something is met that was not met before.
+        """
+        ends = self.short_losses[self.ended].sort().values
+        apart = ends.diff() > self._small(ends[1:])
+        ones = torch.ones(1, dtype=torch.bool)
+        return int((torch.cat([ones, apart]) & torch.cat([apart, ones])).sum())
+
+    def _reached(self) -> int:
+        """How many starts of a race have come to the lowest loss."""
+        lowest = self.short_losses.nan_to_num(nan=torch.inf).min()
+        return int((self.short_losses - lowest <= self._small(lowest)).sum())
 
     def _short_runs(self, alive: Tensor) -> Tensor:
         """All starts on a part of the rows, the better half of them longer, and so on: those that go on."""

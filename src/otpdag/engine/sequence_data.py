@@ -155,7 +155,9 @@ class SequenceData(DataKind):
         learned = sum(math.prod(one.shape) for one in self.structure.parameters().values())
         # with fewer than a hundred steps for each parameter some would be explained by chance
         short_rows = min(max(CHAIN.short_rows, 100 * learned), 10_000)
-        return replace(CHAIN, short_rows=short_rows, part_rows=max(100_000, self.batch.rows // 32))
+        return replace(
+            CHAIN, short_rows=short_rows, race_rows=short_rows, part_rows=max(100_000, self.batch.rows // 32)
+        )
 
     # -- problems -----------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ Array = NDArray[np.float64]
 Guesses = dict[str, Array]
 CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
+LONGEST_STAY = 6  # steps around a guessed state that restarts look at, fewer than so many
 SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
 
 
@@ -183,9 +184,30 @@ def complete_steps(
     completed = complete_table(structure, batch.steps, 0, generator, first=first, even_categories=even_categories)
     if reach:
         completed = _smoothed(structure, batch, completed, reach)
+    if not first and not even_categories:
+        completed = _lasting(structure, batch, completed, int(generator.integers(LONGEST_STAY)))
     lags = ((edge.parent, edge.by) for edge in structure.graph.lags)
     earlier = {lag_name(node, by): batch.lagged(completed[node].unsqueeze(0), by)[0] for node, by in lags}
     return {**completed, **earlier}
+
+
+def _lasting(structure: Structure, batch: SequenceBatch, completed: dict[str, Tensor], reach: int) -> dict[str, Tensor]:
+    """Guessed states that last: of each step the state that most of the steps around it are in."""
+    kept = dict(completed)
+    for node in structure.hidden_categories if reach else ():
+        if structure.longest_lag(node):
+            mean = _averaged(batch, completed[node], reach)
+            size = mean.shape[-1]
+            kept[node] = (1 - SOFTNESS) * torch.eye(size).to(mean)[mean.argmax(-1)] + SOFTNESS / size
+    return kept
+
+
+def _averaged(batch: SequenceBatch, value: Tensor, reach: int) -> Tensor:
+    """Values (M, width) averaged over so many steps before and after."""
+    left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
+    shifts = [torch.arange(batch.rows) + torch.minimum(left, torch.full_like(left, k)) for k in range(1, reach + 1)]
+    shifts += [torch.arange(batch.rows) - batch.times.clamp(max=k) for k in range(1, reach + 1)]
+    return torch.stack([value, *(value[at] for at in shifts)]).mean(0)
 
 
 def _smoothed(
@@ -199,10 +221,7 @@ def _smoothed(
     for node in structure.graph.hidden:
         if not structure.mechanisms[node].space.is_unbounded or not structure.longest_lag(node):
             continue
-        left = batch.lengths.repeat_interleave(batch.lengths) - 1 - batch.times
-        shifts = [torch.arange(batch.rows) + torch.minimum(left, torch.full_like(left, k)) for k in range(1, reach + 1)]
-        shifts += [torch.arange(batch.rows) - batch.times.clamp(max=k) for k in range(1, reach + 1)]
-        mean = torch.stack([completed[node], *(completed[node][at] for at in shifts)]).mean(0)
+        mean = _averaged(batch, completed[node], reach)
         before = batch.lagged(mean.unsqueeze(0), 1)[0]
         slope = (mean * before).sum(0) / (before**2).sum(0).clamp(min=1e-12)
         fresh = (mean - slope * before)[batch.times > 0]
