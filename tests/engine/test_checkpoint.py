@@ -73,7 +73,7 @@ CASES = {
     "moved grids": (factor, FACTORS, {"method": otp.entropic(steps=30), "restarts": 2, "course": QUICK}, 2),
     "paper": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 3}, 10),
     "one start of the paper's": (mixture, TABLE, {"method": otp.paper(steps=24, batch_size=32), "restarts": 1}, 21),
-    "hidden markov": (hmm, COUNTS, {"restarts": 3}, 4),
+    "hidden markov": (hmm, COUNTS, {"restarts": 3}, 2),
     "pieces": (hmm, COUNTS, {"method": otp.paper(steps=16), "restarts": 2}, 7),
     "state space": (state_space, NUMBERS, {"method": otp.entropic(steps=12), "restarts": 1}, 5),
     "documents": (topics, bars(6, 120, 40, seed=1).counts, {"restarts": 2, "steps": 20}, 6),

@@ -63,7 +63,7 @@ def test_the_first_start_is_the_plain_guess_and_each_has_a_seed_of_its_own(monke
     seeds = [restart_seed(3, number) for number in range(3)]
     starts = kind.starts(layout, problem, 3, [0, 1, 2])
     assert starts.shape[0] == 3
-    assert asked == [(20, 0, seeds[0], True), (20, 0, seeds[1], False), (20, 0, seeds[2], False)]
+    assert asked == [(30, 0, seeds[0], True), (20, 0, seeds[1], False), (20, 0, seeds[2], False)]
     asked.clear()
     kind.starts(layout, problem, 3, [0])  # a single one looks at more rows
     kind.starts(layout, problem, 3, [0], torch.arange(7))  # or at those that it is told

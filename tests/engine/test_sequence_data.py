@@ -259,7 +259,9 @@ def test_what_a_search_does_if_nothing_is_said():
     chain = {**ALONE, "short_tolerance": 1e-5, "finalists": 3, "finalist_gap": 32.0, "finalist_rows": 10_000}
     for states, rows in ((2, 2_500), (5, 100 * (25 + 5 + 5)), (12, 10_000)):
         kind = kind_of(poisson_hmm(size=states), np.ones((3, 30)) + np.arange(30) % 7)
-        assert kind.course(otp.entropic()) == otp.SearchSchedule(**chain, short_rows=rows, part_rows=100_000)
+        assert kind.course(otp.entropic()) == otp.SearchSchedule(
+            **chain, short_rows=rows, race_rows=rows, part_rows=100_000
+        )
         windows = otp.SearchSchedule(**ALONE, short_rows=20_000, short_steps=48)
         assert kind.course(otp.transport()) == windows
     numbers = kind_of(state_space(), np.random.default_rng(0).normal(size=(3, 30)))

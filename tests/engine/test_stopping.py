@@ -64,7 +64,7 @@ def test_ctrl_c_gives_the_best_so_far(python_handler, method):
 def test_a_stop_in_the_short_runs_keeps_the_best_start():
     model, untouched = mixture(), mixture()
     first = otp.fit(model, table(), restarts=4, seed=1, time_limit=1e-9)
-    assert [stage.name for stage in first.stages] == ["4 short starts", "best start"]
+    assert [stage.name for stage in first.stages] == ["4 starts", "best start"]
     assert all(len(stage.losses) == 1 for stage in first.stages)
     full = otp.fit(untouched, table(), restarts=4, seed=1)
     assert full.loss < first.loss < full.loss + 1.0

@@ -247,7 +247,7 @@ def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
     data.starts(layout, problem, 3, [2], units=torch.arange(17))
     assert seen == [
         (ONE_START_ROWS, 0, restart_seed(3, 0), True),
-        (START_ROWS, 0, restart_seed(3, 0), True),
+        (ONE_START_ROWS, 0, restart_seed(3, 0), True),
         (START_ROWS, 0, restart_seed(3, 1), False),
         (17, 0, restart_seed(3, 2), False),
     ]

@@ -111,7 +111,8 @@ class FitResult:
         method: The method that ran, with all its settings.
         status: Whether it converged, why it stopped, and advice.
         loss: The objective at the end.
-        history: One record for each step of the kept start: loss and its terms, and seconds.
+        history: One record for each step of the starts that were finished, the likeliest to be kept last: loss and its
+            terms, and seconds.
         restarts: Every start with its loss; one is marked kept.
         reached: How many of them came to the same optimum as the best, where all ran to their ends: one is chance, and
             there may be better optima. None where they did not.
