@@ -60,11 +60,13 @@ def test_one_path_of_a_queue_tells_its_parameters():
     y = drawn(queue, truth, 1, 100, 7, torch.rand)
     node = m.Simulator(queue, dict.fromkeys(truth), Real(50), noise=100, uniform=True, bounds=bounds, path=True)
     model = alone(node, "y")
-    otp.fit(model, {"y": y})
+    result = otp.fit(model, {"y": y})
     found = model.params()["y"]
     assert abs(found["low"] - 4.0) < 0.8
     assert abs(found["low"] + found["width"] - 7.0) < 1.2
     assert abs(found["rate"] - 0.15) < 0.08
+    with pytest.raises(otp.ModelError, match="a bootstrap resamples rows, and there is one"):
+        result.intervals(draws=10)
 
 
 def test_values_that_jump_are_differentiated_by_differences_and_the_result_says_so():

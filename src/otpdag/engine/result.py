@@ -194,6 +194,8 @@ class FitResult:
         problem = units_of(self._deterministic(who)).in_units()
         if draws < 10:
             raise ModelError(f"draws must be at least 10; got {draws}")
+        if problem.rows < 2:
+            raise ModelError("a bootstrap resamples rows, and there is one: a single path has no intervals")
         return problem, *bootstrap_draws(problem, point_of(self.model.fitted, problem.shapes), draws, seed, jobs)
 
     def _intervals(self, draws: int, level: float, seed: int, jobs: int = 1) -> pd.DataFrame:
