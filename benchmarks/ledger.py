@@ -317,6 +317,17 @@ def without_density(s: Streams) -> Work:
     return work(s, "a>d b>d", pd.DataFrame({"a": a, "d": a * b}), "b", nodes)
 
 
+def simulator(s: Streams) -> Work:
+    """A function that only simulates, below a hidden cause."""
+    z = s.data.normal(size=ROWS)
+    x = np.sinh(0.7 * z) + 0.3 * s.data.normal(size=ROWS)
+    bounds = {"slope": (0.0, 2.0), "scale": (0.0, 1.0)}
+    node = m.Simulator(
+        lambda p, u, slope, scale: torch.sinh(slope * p["z"]) + scale * u, dict.fromkeys(bounds), bounds=bounds
+    )
+    return work(s, "z>x", {"x": x}, "z", {"z": m.Normal(loc=0.0, scale=1.0), "x": node})
+
+
 def decoder(s: Streams, gaps: float = 0.0) -> Work:
     """A module of torch behind a hidden number."""
     z = s.data.normal(size=(ROWS, 1))
@@ -534,7 +545,8 @@ BUILDS: dict[str, Build] = {
     "eps_half": partial(mixture, probs=[0.5, 0.3, 0.2], method=otp.entropic(eps=0.5, reference="uniform")),
     "eta": partial(mixture, method=otp.entropic(eta=0.5), restarts=2),
     "eta_factor": partial(factors, 1, method=otp.entropic(eta=0.5), restarts=2),
-    "transport": partial(mixed, 6, 0.0, method="transport"),
+    "without_density": without_density,
+    "simulator": simulator,
     "transport_gaps": partial(mixed, 6, GAPS, method="transport"),
     "transport_factor": partial(factors, 1, method="transport"),
     "transport_classes_gaps": partial(classes, gaps=0.1, method="transport", restarts=3),
