@@ -176,7 +176,7 @@ def space_from(spec: Mapping[str, Any]) -> Space:
 
 
 @dataclass(frozen=True)
-class _Vector(Space):
+class Vector(Space):
     """Vectors of ``dim`` numbers."""
 
     dim: int = 1
@@ -206,7 +206,7 @@ class _Line(Space):
 
 
 @dataclass(frozen=True)
-class Real(_Line, _Vector):
+class Real(_Line, Vector):
     """Vectors of real numbers.
 
     >>> Real(3).width
@@ -215,7 +215,7 @@ class Real(_Line, _Vector):
 
 
 @dataclass(frozen=True)
-class Positive(_Vector):
+class Positive(Vector):
     """Vectors of positive numbers."""
 
     holds: ClassVar[str] = "numbers above 0"
@@ -247,7 +247,7 @@ class Positive(_Vector):
 
 
 @dataclass(frozen=True)
-class Unit(_Vector):
+class Unit(Vector):
     """Vectors of numbers strictly between zero and one."""
 
     holds: ClassVar[str] = "numbers strictly between 0 and 1"
@@ -268,7 +268,7 @@ class Unit(_Vector):
 
 
 @dataclass(frozen=True)
-class Simplex(_Vector):
+class Simplex(Vector):
     """Probability vectors: non-negative coordinates that sum to one."""
 
     holds: ClassVar[str] = "shares from 0 to 1"
@@ -301,7 +301,7 @@ class Simplex(_Vector):
 
 
 @dataclass(frozen=True)
-class Count(_Vector):
+class Count(Vector):
     """Vectors of non-negative integers.
 
     A learned map draws them relaxed to positive numbers, so that unconstrained coordinates are logarithms.

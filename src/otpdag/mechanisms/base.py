@@ -515,11 +515,6 @@ def registered() -> dict[str, type[Mechanism]]:
     return dict(sorted(_REGISTRY.items()))
 
 
-def holds_code(spec: Mapping[str, Any]) -> bool:
-    """Whether some argument of a mechanism is a function or module, which is never saved."""
-    return any(value == FUNCTION for value in spec["arguments"].values())
-
-
 def from_spec(
     spec: Mapping[str, Any], *, node: str = "", functions: Mapping[str, Callable[..., Any]] | None = None
 ) -> Mechanism:

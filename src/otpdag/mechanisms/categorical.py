@@ -18,7 +18,7 @@ from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, Setting
 from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import BETA, inside_unit
 from otpdag.numerics import apply_linear, expand_to
-from otpdag.spaces import Count, Discrete, Simplex, Space
+from otpdag.spaces import Count, Discrete, Simplex, Space, Vector
 
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
 
@@ -355,6 +355,7 @@ class Multinomial(Shares):
     topics: SettingLike = None
 
     forms: ClassVar[tuple[str, ...]] = ("probs", "topics", "logits")
+    space_kind: ClassVar[type[Vector]] = Count
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -384,11 +385,6 @@ class Multinomial(Shares):
         self.source = family.parents[0][0] if self.form == "topics" else None
         self.check_form()
         self.predictor = Predictor(family, self.dim, "logits", self.logits, self.weight, self.network)
-
-    @property
-    def space(self) -> Space:
-        """Counts."""
-        return Count(self.dim)
 
     @property
     def noise(self) -> Noise:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents, axis_count
+from otpdag.mechanisms.base import Params, Parents, axis_count
 from otpdag.mechanisms.parameters import POSITIVE, Axis, Parameter, SettingLike
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.mechanisms.quantiles import GAMMA, gamma_log_quantile
-from otpdag.spaces import Simplex, Space
+from otpdag.spaces import Simplex, Vector
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -41,6 +41,7 @@ class Dirichlet(Predicted):
     weight: SettingLike = field(default=None, init=False)
     network: Sequence[int] = field(default=(), init=False)
     predicts: ClassVar[str] = "concentration"
+    space_kind: ClassVar[type[Vector]] = Simplex
     totals: ClassVar[tuple[float, float]] = (1e-2, 1e5)
     """Sums of concentrations where learning may start."""
 
@@ -50,16 +51,6 @@ class Dirichlet(Predicted):
             names = ", ".join(repr(name) for name, _ in self.family.continuous)
             raise ModelError(f"node {self.family.node!r}: Dirichlet takes discrete parents only; {names} are numeric")
         super().on_setup()
-
-    @property
-    def space(self) -> Space:
-        """Probability vectors."""
-        return Simplex(self.dim)
-
-    @property
-    def noise(self) -> Noise:
-        """Uniform, one for each coordinate."""
-        return Noise(self.dim, "uniform")
 
     def parameters(self) -> dict[str, Parameter]:
         """Concentration table."""

@@ -19,7 +19,7 @@ from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.parameters import Fixed, Setting, SettingLike, Start, as_setting
 from otpdag.mechanisms.predictor import Cellwise, Equations, least_squares
 from otpdag.mechanisms.quantiles import BETA, GAMMA, inside_unit, poisson_quantile
-from otpdag.spaces import Count, Positive, Space, Unit
+from otpdag.spaces import Count, Positive, Unit, Vector
 
 # -- regressions -------------------------------------------------------------------------------------------------------
 
@@ -118,11 +118,6 @@ class GeneralisedLinear(Cellwise):
     start_beside: ClassVar[Callable[..., Tensor]]
     """``(value, mean, pooled)``: the table beside, from values and fitted means (N, dim) by means in each row of it."""
 
-    @property
-    def noise(self) -> Noise:
-        """Uniform, one for each coordinate, sent through the inverse distribution function."""
-        return Noise(self.dim, "uniform")
-
     def on_line(self, value: Tensor) -> Tensor | None:
         """Values on the scale of predictions, to take the units of; None where predictions are of order one already."""
         return None
@@ -157,6 +152,7 @@ class LogLinearCount(GeneralisedLinear):
     rate: SettingLike = None
 
     predicts: ClassVar[str] = "log_rate"
+    space_kind: ClassVar[type[Vector]] = Count
     link: ClassVar[Link] = LOG_COUNT
     within: ClassVar[tuple[float | None, float | None]] = (None, 25.0)  # beyond, counts are no longer exact
     variance: ClassVar[Callable[..., Tensor]]
@@ -171,11 +167,6 @@ class LogLinearCount(GeneralisedLinear):
             raise ModelError("give `log_rate` or `rate`, not both")
         if self.rate is not None:
             self.log_rate = _log_setting(as_setting(self.rate))
-
-    @property
-    def space(self) -> Space:
-        """Counts."""
-        return Count(self.dim)
 
     def on_line(self, value: Tensor) -> Tensor:
         """Logarithms."""
@@ -346,15 +337,11 @@ class Gamma(GeneralisedLinear):
     shape: SettingLike = None
 
     predicts: ClassVar[str] = "log_mean"
+    space_kind: ClassVar[type[Vector]] = Positive
     beside: ClassVar[tuple[str, ...]] = ("shape",)
     link: ClassVar[Link] = LOG_POSITIVE
     within: ClassVar[tuple[float | None, float | None]] = (-60.0, 60.0)  # beyond, products of means would overflow
     has_free_level: ClassVar[bool] = True
-
-    @property
-    def space(self) -> Space:
-        """Positive vectors."""
-        return Positive(self.dim)
 
     def on_line(self, value: Tensor) -> Tensor:
         """Logarithms."""
@@ -411,15 +398,11 @@ class Beta(GeneralisedLinear):
     concentration: SettingLike = None
 
     predicts: ClassVar[str] = "logit_mean"
+    space_kind: ClassVar[type[Vector]] = Unit
     beside: ClassVar[tuple[str, ...]] = ("concentration",)
     link: ClassVar[Link] = LOGIT
     within: ClassVar[tuple[float | None, float | None]] = (-15.0, 15.0)  # beyond, one of the two shapes would be lost
     starts_between: ClassVar[tuple[float, float]] = (0.1, 1e4)
-
-    @property
-    def space(self) -> Space:
-        """Vectors between zero and one."""
-        return Unit(self.dim)
 
     def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
         """The concentration from the residuals' variance."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents
+from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, SettingLike, Support, Tied
 from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
 from otpdag.mechanisms.quantiles import STUDENT
-from otpdag.spaces import Positive, Real, Space
+from otpdag.spaces import Positive, Vector
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -48,6 +48,7 @@ class Located(Predicted):
     floor: float | None = None
 
     predicts: ClassVar[str] = "loc"
+    noise_kind: ClassVar[Literal["normal", "uniform"]] = "normal"
     has_free_level: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -55,16 +56,6 @@ class Located(Predicted):
         super().__post_init__()
         if self.floor is not None and not self.floor >= 0:
             raise ModelError(f"floor must not be negative; got {self.floor}")
-
-    @property
-    def space(self) -> Space:
-        """Real vectors."""
-        return Real(self.dim)
-
-    @property
-    def noise(self) -> Noise:
-        """Standard normal, one for each coordinate."""
-        return Noise(self.dim, "normal")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -332,11 +323,7 @@ class LogNormal(Cellwise, LocationScale):
 
     keeps_rounding: ClassVar[bool] = False
     scales_when_hidden: ClassVar[bool] = True
-
-    @property
-    def space(self) -> Space:
-        """Positive vectors."""
-        return Positive(self.dim)
+    space_kind: ClassVar[type[Vector]] = Positive
 
     def on_line(self, value: Tensor) -> Tensor:
         """The logarithm."""
@@ -389,16 +376,12 @@ class StudentT(Cellwise, LocationScale):
     df: SettingLike = None
 
     beside: ClassVar[tuple[str, ...]] = ("scale", "df")
+    noise_kind: ClassVar[Literal["normal", "uniform"]] = "uniform"
     is_symmetric: ClassVar[bool] = True
     df_grid: ClassVar[tuple[float, ...]] = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
     """Degrees of freedom to start from: from nearly Cauchy to nearly normal."""
     start_steps: ClassVar[int] = 20
     """Of expectation-maximisation, enough for a start."""
-
-    @property
-    def noise(self) -> Noise:
-        """Uniform, one for each coordinate."""
-        return Noise(self.dim, "uniform")
 
     def parameters(self) -> dict[str, Parameter]:
         """Location table, slopes, scale table, degrees of freedom."""

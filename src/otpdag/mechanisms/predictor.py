@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -22,9 +22,20 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp, mlp_tensors
-from otpdag.mechanisms.base import Family, Mechanism, Params, Parents, axis_count, configurations, numeric, sum_cells
+from otpdag.mechanisms.base import (
+    Family,
+    Mechanism,
+    Noise,
+    Params,
+    Parents,
+    axis_count,
+    configurations,
+    numeric,
+    sum_cells,
+)
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, SettingLike, Tied
 from otpdag.numerics import apply_linear, expand_to, side_by_side
+from otpdag.spaces import Real, Space, Vector
 
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
@@ -360,6 +371,10 @@ class Predicted(Mechanism):
     """The names of the tables beside the prediction, each with a row for each configuration or with one for all."""
     within: ClassVar[tuple[float | None, float | None]] = (None, None)
     """Where predictions are cut off, beyond which numbers are lost to rounding."""
+    space_kind: ClassVar[type[Vector]] = Real
+    """The kind of the node's space."""
+    noise_kind: ClassVar[Literal["normal", "uniform"]] = "uniform"
+    """The noise of each coordinate; what is uniform goes through the inverse distribution function."""
     has_free_level: ClassVar[bool] = False
     """Whether children's intercepts can take up the level of a hidden node, so that only differences are identified."""
 
@@ -368,6 +383,16 @@ class Predicted(Mechanism):
         if self.dim < 1:
             raise ModelError(f"dim must be at least 1; got {self.dim}")
         self.network = tuple(self.network)
+
+    @property
+    def space(self) -> Space:
+        """Vectors."""
+        return self.space_kind(self.dim)
+
+    @property
+    def noise(self) -> Noise:
+        """One for each coordinate."""
+        return Noise(self.dim, self.noise_kind)
 
     def on_setup(self) -> None:
         """Build the predictor; a level that is not identified is zero unless it is given."""
