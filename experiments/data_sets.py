@@ -153,12 +153,22 @@ def fit_data_sets(
     )
 
 
+def for_replicas(batch: Batch, owners: Tensor) -> Batch:
+    """Data sets as replicas in this order, perhaps repeated; what all share stays shared."""
+
+    def own(tensor: Tensor) -> Tensor:
+        return tensor if len(tensor) == 1 else tensor[owners]
+
+    values, mask = ({node: own(one) for node, one in held.items()} for held in (batch.values, batch.mask))
+    return Batch(values, mask, own(batch.weight))
+
+
 def _problem(layout: Layout, batch: Batch, method: Method, seed: int, owners: Tensor) -> Problem:
     """All data sets side by side where they are drawn; one after the other in closed form."""
     if not isinstance(method.evaluation, ClosedForm):
-        return table_problem(layout, batch.for_replicas(owners), method, seed)
+        return table_problem(layout, for_replicas(batch, owners), method, seed)
     numbers = torch.arange(batch.replicas)
-    sets = tuple(table_problem(layout, batch.for_replicas(n), method, seed) for n in numbers.split(1))
+    sets = tuple(table_problem(layout, for_replicas(batch, n), method, seed) for n in numbers.split(1))
     return SetsProblem(sets[0], sets)
 
 
