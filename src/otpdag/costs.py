@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, check_choice
 from otpdag.spaces import CostKind
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "FunctionCost",
     "SmoothL1",
     "SquaredEuclidean",
+    "SumOfCosts",
     "as_cost",
 ]
 
@@ -214,6 +215,32 @@ class FunctionCost(AbstractCost):
         return self.function(x, y)
 
 
+@dataclass(frozen=True)
+class SumOfCosts(AbstractCost):
+    """Costs of parts of a point, each with the coordinates that it reads.
+
+    Example:
+        >>> cost = SumOfCosts(((slice(0, 1), Euclidean()), (slice(1, 2), FunctionCost(differ))))
+        >>> cost.between(torch.tensor([3.0, 1.0]), torch.zeros(2))
+        tensor(4.)
+    """
+
+    parts: tuple[tuple[slice, AbstractCost], ...]
+
+    def between(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compare value by value."""
+        return torch.stack([cost.between(x[..., at], y[..., at]) for at, cost in self.parts]).sum(0)
+
+    def pairwise(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compare all pairs, part by part."""
+        return torch.stack([cost.pairwise(x[..., at], y[..., at]) for at, cost in self.parts]).sum(0)
+
+
+def differ(x: Tensor, y: Tensor) -> Tensor:
+    """One where two values (..., d) differ, else zero."""
+    return (x != y).any(-1).to(x)
+
+
 def as_cost(cost: AbstractCost | PointFunction) -> AbstractCost:
     """Return a cost as it is, and wrap a plain function of two points.
 
@@ -259,3 +286,22 @@ DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
     "cross-entropy": CrossEntropy(),
 }
 """The cost by a node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""
+
+NAMED_COSTS: Mapping[str, AbstractCost] = {
+    "squared": SquaredEuclidean(),
+    "absolute": Euclidean(),
+    "0/1": FunctionCost(differ),
+}
+"""Ground costs by what a user may call them."""
+
+
+def ground_cost(node: str, cost: AbstractCost | PointFunction | str) -> AbstractCost:
+    """The ground cost of a node, which may be called by its name.
+
+    >>> ground_cost("x", "absolute")
+    Euclidean()
+    """
+    if isinstance(cost, str):
+        check_choice(f"the cost of node {node!r}", cost, tuple(NAMED_COSTS))
+        return NAMED_COSTS[cost]
+    return as_cost(cost)

@@ -7,10 +7,12 @@ Or, alone, the direct term: a transport cost between data and model.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from otpdag.divergences import Energy, SlicedWasserstein
+from otpdag.costs import AbstractCost, PointFunction
+from otpdag.divergences import Energy, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import ModelError, check_choice, check_count, check_number
 from otpdag.schedules import Schedule
@@ -49,17 +51,19 @@ class PushForward:
         _check_divergence(self.divergence)
 
 
-def _sliced() -> AbstractDivergence:
-    return SlicedWasserstein(projections=100, p=1.0)
-
-
 @dataclass(frozen=True)
 class Direct:
     """The left side of Theorem 1: a transport cost between the data and points of the model, where it is observed.
 
     Args:
-        divergence: The transport cost. Sliced, with p of 1 or 2, its directions follow the neighbourhoods of the graph;
-            any other divergence of weighted samples compares whole rows.
+        divergence: The transport cost. Sliced, its directions follow the neighbourhoods of the graph; any other
+            divergence of weighted samples compares whole rows. If left out, the sliced one with p = 1; of few different
+            rows and listed states, Sinkhorn's, which is smooth where the others have kinks.
+        costs: Ground costs of nodes, in units of their spread, for a divergence that has one: a cost, a function of two
+            values, ``"squared"`` (the default), ``"absolute"`` or ``"0/1"``.
+        unmatched: The share of the rows that the model need not explain, or ``"auto"``: as many as pay, where leaving
+            out a tenth of them must lower the cost by more than chance explains.
+        most_unmatched: Of ``"auto"``: the largest share.
         points: Points that stand for the model.
         states: Joint states of categories that are listed; further categories, and counts, are drawn.
         steps: Steps that drawn points serve for.
@@ -68,8 +72,11 @@ class Direct:
         window: Of sequences: neighbouring steps that are compared together, fewer where states are many.
     """
 
-    divergence: AbstractDivergence = field(default_factory=_sliced)
-    points: int = 1024
+    divergence: AbstractDivergence | None = None
+    costs: Mapping[str, AbstractCost | PointFunction | str] = field(default_factory=dict)
+    unmatched: float | Literal["auto"] = 0.0
+    most_unmatched: float = 0.25
+    points: int = 2048
     states: int = 256
     steps: int = 25
     draws: int = 4
@@ -77,17 +84,22 @@ class Direct:
     window: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse sizes that hold nothing, and powers without a closed form."""
-        _check_divergence(self.divergence)
+        """Refuse sizes that hold nothing, shares that are none, and costs that nothing would read."""
+        if self.divergence is not None:
+            _check_divergence(self.divergence)
         for name in ("points", "states", "steps", "draws", "rounds", "window"):
             check_count(name, getattr(self, name))
-        if self.sliced.p not in (1.0, 2.0):
-            raise ModelError(f"p must be 1 or 2 where data are compared with a model; got {self.sliced.p}")
+        if self.unmatched != "auto" and not (isinstance(self.unmatched, int | float) and 0 <= self.unmatched < 1):
+            raise ModelError(f"unmatched must be a share of at least 0 and below 1, or 'auto'; got {self.unmatched!r}")
+        if not 0 < self.most_unmatched < 1:
+            raise ModelError(f"most_unmatched must be a share between 0 and 1; got {self.most_unmatched!r}")
+        if self.costs and not hasattr(self.divergence or Sinkhorn(), "cost"):
+            raise ModelError(f"costs are of Wasserstein or Sinkhorn, which have a ground cost; got {self.divergence!r}")
 
     @property
     def sliced(self) -> SlicedWasserstein:
         """What chooses directions."""
-        return self.divergence if isinstance(self.divergence, SlicedWasserstein) else SlicedWasserstein()
+        return self.divergence if isinstance(self.divergence, SlicedWasserstein) else SlicedWasserstein(p=1.0)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,12 @@ class Structure:
             by_node[node] = natural
         return by_node
 
+    @property
+    def has_densities(self) -> bool:
+        """Whether every node that bears on what is observed has a density, or is given."""
+        relevant = (n for n in self.graph.nodes if n in self.graph.observed or self.graph.observed_descendants(n))
+        return all(self.mechanisms[n].has_density or self.mechanisms[n].is_given for n in relevant)
+
     def raw(self, naturals: Naturals) -> dict[str, Tensor]:
         """Raw parameters from natural ones; of tied ones the first node's counts, or their starting value."""
         by_key: dict[str, Tensor] = {}

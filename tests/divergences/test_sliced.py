@@ -22,7 +22,7 @@ def directions(features, count, seed):
     return (draws / draws.norm(dim=0)).numpy()
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("p", [1.0, 2.0])
 @pytest.mark.parametrize("sizes", [(20, 20), (20, 33)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_it_agrees_with_pot(p, sizes, weighted):
@@ -48,7 +48,7 @@ def test_two_gaussians_on_a_line_are_at_their_closed_form_distance():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [1.0, 2.0, 2.5])
+@pytest.mark.parametrize("p", [1.0, 2.0])
 @pytest.mark.parametrize("sizes", [(6, 6), (5, 7)])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(p, sizes):
     divergence = SlicedWasserstein(5, p, seed=0)
@@ -70,7 +70,7 @@ def test_a_seed_fixes_the_directions_and_a_generator_refreshes_them():
     ("options", "message"),
     [
         ({"projections": 0}, "`projections` must be at least 1; got 0"),
-        ({"p": 0.5}, "`p` must be at least 1; got 0.5"),
+        ({"p": 0.5}, "`p` must be 1 or 2; got 0.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -11,10 +11,11 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import SlicedWasserstein, Wasserstein
+from otpdag.divergences.sliced import Quantiles
 from otpdag.engine.fit import recognise
 from otpdag.errors import ModelError
 from otpdag.matching.model_points import lay_out
-from otpdag.matching.transport_cost import Quantiles, neighbourhoods
+from otpdag.matching.transport_cost import neighbourhoods
 from otpdag.settings import Direct
 
 SLOPES, NOISE = np.array([1.0, 0.9, 0.8, 0.7]), 0.6

@@ -7,7 +7,8 @@ Every divergence is called as ``divergence(x, y, a, b, generator=generator)`` wi
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.kernel import MMD, Energy
 from otpdag.divergences.sinkhorn import Sinkhorn
-from otpdag.divergences.wasserstein import SlicedWasserstein, Wasserstein
+from otpdag.divergences.sliced import SlicedWasserstein
+from otpdag.divergences.wasserstein import Wasserstein
 
 __all__ = [
     "MMD",

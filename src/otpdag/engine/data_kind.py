@@ -365,6 +365,10 @@ class TableData(DataKind):
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
         return self.read.rows * (grid if numbers else 1)
 
+    def restarts(self, method: Method) -> int:
+        """Transport begins where maximum likelihood ends, if there is one."""
+        return 1 if method.objective.direct is not None and self.structure.has_densities else super().restarts(method)
+
     def course(self, method: Method) -> SearchSchedule:
         """Of many rows, all but the last run on a part of them; of parts, on the rows at hand."""
         tolerance = getattr(method.optimiser, "tolerance", 1e-9)
@@ -413,11 +417,25 @@ class TableData(DataKind):
             seen = self.batch.widened() if units is None else self.batch.take(units)
         each = zip(numbers, seeds, strict=True)
         points = torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
-        if isinstance(problem, TransportRows) and len(points) > 1 and problem.has_densities:
-            points[0] = _likeliest(layout, self.batch.widened(), points, seed)
+        if isinstance(problem, TransportRows) and 0 in numbers and self.structure.has_densities:
+            points[list(numbers).index(0)] = self._likeliest(layout, seed)
         if isinstance(problem, TransportRows) and layout.structure.begins_anywhere:
             points = _nearest(layout, problem, points, seed)
         return points
+
+    def _likeliest(self, layout: Layout, seed: int) -> Tensor:
+        """Where maximum likelihood leads to (P,) on a part of the rows: where transport begins.
+
+        Its optima are found in a fraction of a step's time of transport, and near each other where the model is right.
+        """
+        method, batch = likelihood(), self.batch.widened()
+        part = random_part(batch.rows, LIKELY_ROWS, seed)
+        rows = batch if part is None else batch.take(part)
+        about = RowObjective(layout.structure, layout.shapes, method.objective, ClosedForm())
+        problem, searcher = row_problem(about, rows, seed), Searcher(method.optimiser, seed)
+        starts = self.starts(layout, problem, seed, range(super().restarts(method)))
+        ended = search(problem, starts, SearchSchedule(), searcher)
+        return starts[0] if bool(ended.failed[0]) else ended.point[0]
 
     def columns(self) -> tuple[Schema, dict[str, float]]:
         """As they were read."""
@@ -470,8 +488,7 @@ def automatic(structure: Structure) -> Method:
     - Otherwise: ``paper``, which relaxes what cannot be enumerated.
     """
     graph, mechanisms = structure.graph, structure.mechanisms
-    relevant = [n for n in graph.nodes if n in graph.observed or graph.observed_descendants(n)]
-    if all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant):
+    if structure.has_densities:
         return likelihood()
     inner = [n for n in graph.nodes if graph.observed_descendants(n)]
     inner_states = math.prod(mechanisms[n].space.width for n in inner if mechanisms[n].space.is_discrete)
@@ -508,18 +525,6 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
     if batch.rows >= BLOCKS_FROM:
         return rows_in_blocks(about, batch, seed)
     return row_problem(about, batch.widened(), seed)
-
-
-def _likeliest(layout: Layout, batch: Batch, points: Tensor, seed: int) -> Tensor:
-    """Where maximum likelihood leads to (P,) from these starts, on a part of the rows: one more start of transport.
-
-    Its optima are found in a fraction of a step's time of transport, and near each other where the model is right.
-    """
-    method, part = likelihood(), random_part(batch.rows, LIKELY_ROWS, seed)
-    rows = batch if part is None else batch.take(part)
-    about = RowObjective(layout.structure, layout.shapes, method.objective, ClosedForm())
-    ended = search(row_problem(about, rows, seed), points, SearchSchedule(), Searcher(method.optimiser, seed))
-    return points[0] if bool(ended.failed[0]) else ended.point[0]
 
 
 def _places(layout: Layout, points: Tensor, seed: int) -> Tensor:

@@ -30,7 +30,7 @@ from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.method import Method, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.result import FitResult, Status
-from otpdag.engine.robust import RobustOptions, robust_search
+from otpdag.engine.robust import RobustOptions, robust_search, robust_start
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, races, search
 from otpdag.engine.sequence_data import SequenceData
 from otpdag.errors import (
@@ -44,6 +44,7 @@ from otpdag.errors import (
     listed,
 )
 from otpdag.files import as_path
+from otpdag.matching.transport_rows import TransportRows
 from otpdag.model import Model
 from otpdag.numerics import bounded_threads
 from otpdag.structure import Structure, unpack
@@ -135,7 +136,8 @@ def fit(
     check_seconds("checkpoint_seconds", checkpoint_seconds)
     stopping = Stopping(time_limit)
     robustness = as_robust(robust)
-    kind = recognise(model, data, weights=weights, device=device, every_row=isinstance(robustness, RobustOptions))
+    every_row = isinstance(robustness, RobustOptions) or (isinstance(method, Method) and method.leaves_out_rows)
+    kind = recognise(model, data, weights=weights, device=device, every_row=every_row)
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
     plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
     work = kind.work(plan.method)
@@ -192,7 +194,6 @@ def _searched(
             kind,
             layout,
             problem,
-            plan.method,
             searcher,
             plan.course,
             plan.restarts or kind.restarts(plan.method),
@@ -207,7 +208,11 @@ def _searched(
             restarts = plan.course.race_starts if is_raced else restarts
         batches = (range(first, min(first + size, restarts)) for first in range(0, restarts, size))
         starts = (kind.starts(layout, problem, searcher.seed, batch) for batch in batches)
+        if isinstance(problem, TransportRows) and plan.method.leaves_out_rows and layout.structure.has_densities:
+            starts = (robust_start(kind, layout, problem.direct.most_unmatched, searcher)[None] for _ in range(1))
         ended = search(problem, starts, plan.course, searcher)
+        if isinstance(ended.problem, TransportRows) and ended.problem.row_weights is not None:
+            kept = kind.as_given(ended.problem.row_weights.cpu().numpy())
     layout, ended = kind.concluded(layout, ended, plan.method, searcher)
     return layout, ended, kept
 
@@ -389,6 +394,9 @@ def resolve(
     if course is not None and not isinstance(course, SearchSchedule):
         raise ModelError(f"course must be an otp.SearchSchedule; got {course!r:.100}")
     chosen = _chosen(kind, method, robust)
+    if isinstance(robust, RobustOptions) and chosen.objective.direct is not None and isinstance(kind, TableData):
+        direct = replace(chosen.objective.direct, unmatched="auto", most_unmatched=robust.most_dropped)
+        chosen, robust = replace(chosen, objective=replace(chosen.objective, direct=direct)), None
     chosen = chosen if steps is None else chosen.with_steps(int(steps))
     kind.check(chosen)
     if isinstance(robust, RobustOptions):

@@ -77,6 +77,11 @@ class Method:
                 )
 
     @property
+    def leaves_out_rows(self) -> bool:
+        """Whether rows may stay unmatched."""
+        return self.objective.direct is not None and bool(self.objective.direct.unmatched)
+
+    @property
     def steps(self) -> int:
         """Most steps of the optimiser."""
         return self.optimiser.steps
@@ -141,6 +146,8 @@ def transport(
     route: Literal["direct", "backward"] = "direct",
     *,
     divergence: AbstractDivergence | None = None,
+    costs: Mapping[str, AbstractCost | PointFunction | str] | None = None,
+    unmatched: float | Literal["auto"] = 0.0,
     points: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -152,8 +159,12 @@ def transport(
     Args:
         route: Which side of Theorem 1 is minimised.
         divergence: Of the direct route: the transport cost between the data and points of the model. If left out, the
-            sliced one with p = 1 along neighbourhoods of the graph; ``Wasserstein()`` is exact, for small tables.
-        points: Of the direct route: points that stand for the model; 1,024 if left out.
+            sliced one with p = 1 along neighbourhoods of the graph, or Sinkhorn's between short lists of categories;
+            ``Wasserstein()`` is exact, for small tables.
+        costs: Of the direct route: ground costs of nodes, in units of their spread, where the divergence has one:
+            ``"squared"``, ``"absolute"``, ``"0/1"``, a cost or a function of two values.
+        unmatched: Of the direct route: the share of the rows that the model need not explain, or ``"auto"``.
+        points: Of the direct route: points that stand for the model; 2,048 if left out.
         steps: Most steps; 400 of L-BFGS or 3,000 of Adam if left out.
         batch_size: Of the backward route: rows in a step, 512 if left out.
         learning_rate: Of the backward route; 0.01 if left out.
@@ -162,13 +173,15 @@ def transport(
     if route == "direct":
         if any(setting is not None for setting in (batch_size, learning_rate, hidden_layers)):
             raise ModelError("batch_size, learning_rate and hidden_layers are of the route 'backward': leave them out")
-        direct = Direct() if points is None else Direct(points=points)
-        direct = direct if divergence is None else replace(direct, divergence=divergence)
+        direct = Direct(divergence, costs or {}, unmatched)
+        direct = direct if points is None else replace(direct, points=points)
         return Method(
-            "transport", Objective(reconstruction=0.0, direct=direct), optimiser=Deterministic(steps=steps or 400)
+            "transport",
+            Objective(reconstruction=0.0, direct=direct),
+            optimiser=Deterministic(steps=steps or 400, tolerance=1e-7),
         )
-    if divergence is not None or points is not None:
-        raise ModelError("divergence and points are of the route 'direct': leave them out")
+    if divergence is not None or points is not None or costs or unmatched:
+        raise ModelError("divergence, costs, unmatched and points are of the route 'direct': leave them out")
     if route != "backward":
         raise ModelError(f"route must be 'direct' or 'backward'; got {route!r}")
     return Method(

@@ -145,6 +145,11 @@ class FitResult:
         return str(getattr(self.problem, "route", ""))
 
     @property
+    def unmatched(self) -> NDArray[np.int64]:
+        """Numbers of the rows that the model need not explain, as :attr:`dropped` has them."""
+        return self.dropped
+
+    @property
     def dropped(self) -> NDArray[np.int64]:
         """Numbers of the rows that a robust fit left out (weight below a half), counted from zero."""
         if self.row_weights is None:

@@ -1,28 +1,23 @@
-r"""Fits that survive outliers: which rows lie apart, whether the model has room for them, and how much of each counts.
+r"""Fits that survive outliers: starts that do not see them, and how much of each row counts.
 
-A compact group of outliers and a small component of the model look alike to a likelihood. What tells them apart is the
-price that the other rows pay for it: a component explains its group at no cost to them, while a model that spends a
-component on outliers has one less for the rest. So the model is fitted with and without the group, and the group counts
-as the model's own if the other rows' loss, given that they are not of the group, hardly differs:
+A compact group of outliers and a small component of the model look alike to a likelihood: it rewards whoever explains
+a tight group. A transport cost does not. So starts from several guesses of the clean rows are compared by partial
+transport between rows and model, where leaving out rows has a price
+(:meth:`~otpdag.matching.transport_cost.ComparedRows.matched`).
 
-.. math:: \sum_{i \notin G} \{\ell_{\text{with}}(x_i) + \log P(\text{not } G)\}
-          - \sum_{i \notin G} \ell_{\text{without}}(x_i) \le \text{number of parameters}.
-
-This is partial transport, in which the model need not explain every row. The data's mass in a region of low model
-density may not exceed a little more than the model's own mass there; what exceeds it is left untransported. Regions are
-cut by the row's loss :math:`-\log p_\theta(x)`, whose distribution under the model is known from samples, so this works
-for rows of any types and dimension:
+From the best of them on, fits and weights alternate. The data's mass in a region of low model density may not exceed a
+little more than the model's own mass there; what exceeds it is left untransported. Regions are cut by the row's loss
+:math:`-\log p_\theta(x)`, whose distribution under the model is known from samples, so this works for rows of any
+types and dimension, and for sequences:
 
 .. math:: w_i = \min\{1, s \, P_\theta(\ell \in B_k) / P_w(\ell \in B_k)\}, \qquad \ell(x_i) \in B_k.
 
-On clean data the weights stay near one. Fits and weights alternate; starts come from trimmed rows, because a start at
-the maximum-likelihood estimate of contaminated data is already spoilt.
+On clean data the weights stay near one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Self
 
@@ -34,44 +29,24 @@ from torch import Tensor
 
 from otpdag.clustering import k_means, squared_distances
 from otpdag.data import Batch
+from otpdag.divergences import SlicedWasserstein
 from otpdag.engine.data_kind import DataKind, Layout, TableData
-from otpdag.engine.method import Method
+from otpdag.engine.method import likelihood
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
 from otpdag.errors import ModelError, check_number
 from otpdag.matching.transport_cost import Columns
+from otpdag.matching.transport_rows import TransportRows, transport_rows
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
+from otpdag.settings import Direct
 from otpdag.structure import Structure
 
 Array = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Rows = NDArray[np.int64]
 
-RowLosses = Callable[[Batch], tuple[Array, int]]
-"""Fits the model to a batch; the loss of each row, and the number of parameters."""
-
+JUDGED_ROWS, JUDGED_POINTS, JUDGED_DIRECTIONS = 2000, 1024, 24  # of the transport that starts are compared by
+FINALISTS = 6  # starts on all rows: after short runs on trimmed rows, costs tell little differences not yet
 MOST_SAMPLED = 1500  # rows among which neighbours and centres are looked for: more change little and take long
-
-
-@dataclass(frozen=True)
-class ApartOptions:
-    """What counts as apart; lengths are in robust standard deviations of a column.
-
-    Args:
-        furthest: Distance from the median beyond which a value is apart in any case.
-        gap: Length of an empty stretch beyond which values are apart,
-        middle: which begins at least this far from the median
-        most: and has no more than this share of the rows behind it.
-        smallest_group: Share of rows from which on rows that are apart in the same columns are a group to be tested.
-        rows: Most rows in a test.
-    """
-
-    furthest: float = 6.0
-    gap: float = 0.5
-    middle: float = 1.0
-    most: float = 0.25
-    smallest_group: float = 0.02
-    rows: int = 2000
 
 
 @dataclass(frozen=True)
@@ -82,7 +57,6 @@ class RobustOptions:
         most_dropped: Largest share of rows that may be left out; beyond it the most likely rows are kept.
         slack: How far the data's mass in a region may exceed the model's.
         chance: The same in standard errors, which count where rows are few.
-        apart: What counts as apart from the rest; rows apart take no part in the search for a start.
         tails: Upper tail probabilities of the loss under the model that cut the regions.
         cap: Tail probability whose loss caps a row's loss when starts are compared.
         rounds: How often fit and weights alternate at most.
@@ -95,7 +69,6 @@ class RobustOptions:
     most_dropped: float = 0.25
     slack: float = 1.25
     chance: float = 2.0
-    apart: ApartOptions = field(default_factory=ApartOptions)
     tails: tuple[float, ...] = (0.1, 0.05, 0.02, 0.01, 0.004, 0.001)
     cap: float = 0.004
     rounds: int = 8
@@ -119,122 +92,6 @@ class RobustOptions:
             raise ModelError(f"cap must be a probability between 0 and 1; got {self.cap!r}")
 
 
-# -- rows that lie apart -----------------------------------------------------------------------------------------------
-
-
-def apart_sides(columns: Array, options: ApartOptions) -> Flags:
-    """Whether each row lies apart, above and below in each column: (N, 2 * columns)."""
-    sides = [side for column in columns.T for side in (column, -column)]
-    return np.stack([(side > options.furthest) | _beyond_gap(side, options) for side in sides], 1)
-
-
-def _beyond_gap(column: Array, options: ApartOptions) -> Flags:
-    """Which values lie above an empty stretch outside the middle of a column: emptier than what lies above it is full.
-
-    >>> _beyond_gap(np.array([*np.linspace(-2, 2, 96), 5.0, 5.1, 5.2, 5.3]), ApartOptions()).sum()
-    np.int64(4)
-    """
-    ordered = np.sort(column)
-    ends = np.searchsorted(ordered, ordered + options.gap, side="right")
-    inside, above = ends - np.arange(1, len(ordered) + 1), len(ordered) - ends
-    empty = (ordered >= options.middle) & (above > 0) & (inside <= 0.01 * above)
-    empty &= above <= options.most * len(ordered)
-    return column > ordered[empty.argmax()] if empty.any() else np.zeros(len(column), dtype=bool)
-
-
-def apart_groups(apart: Flags, options: ApartOptions) -> list[Rows]:
-    """Rows that are apart in the same columns, where they are many; the largest group first."""
-    rows = np.flatnonzero(apart.any(1))
-    if not len(rows):
-        return []
-    _, group, size = np.unique(apart[rows], axis=0, return_inverse=True, return_counts=True)
-    large = [g for g in np.argsort(-size) if size[g] >= max(options.smallest_group * len(apart), 2)]
-    return [rows[group.ravel() == g] for g in large]
-
-
-def central_rows(columns: Array) -> Rows:
-    """Three quarters of the rows, those whose furthest column is nearest to the middle."""
-    norm = np.abs(columns).max(1)
-    return np.argsort(norm)[: max(2, int(0.75 * len(norm)))]
-
-
-def dense_rows(columns: Array, generator: np.random.Generator) -> Rows:
-    """Rows whose tenth neighbour among a sample is near."""
-    jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
-    sample = jittered[generator.choice(len(columns), min(len(columns), MOST_SAMPLED), replace=False)]
-    neighbour = min(10, len(sample))
-    distance = np.asarray(cKDTree(sample).query(jittered, k=[neighbour])[0])
-    return np.argsort(distance[:, 0])[: max(2, int(0.8 * len(columns)))]
-
-
-def joined_rows(columns: Array, generator: np.random.Generator, groups: int = 8) -> Rows:
-    """Rows without the most isolated of a few groups, up to a quarter of all."""
-    sample = columns[generator.choice(len(columns), min(len(columns), MOST_SAMPLED), replace=False)]
-    centres, _ = k_means(sample, min(groups, len(sample)), generator)
-    squared = squared_distances(columns, centres)
-    group, distance = squared.argmin(1), np.sqrt(np.maximum(squared.min(1), 0.0))
-    apart = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 1]
-    radius = np.array([np.median(distance[group == g]) if (group == g).any() else 1.0 for g in range(len(centres))])
-    kept = np.ones(len(columns), dtype=bool)
-    for g in np.argsort(-apart / np.maximum(radius, 1e-9)):
-        if (group[kept] == g).sum() + (~kept).sum() <= 0.25 * len(columns):
-            kept[group == g] = False
-            break
-    return np.flatnonzero(kept)
-
-
-def near_rows(
-    structure: Structure, batch: Batch, options: ApartOptions, losses: RowLosses, generator: np.random.Generator
-) -> Tensor:
-    """Numbers of the rows that are not apart, or in a group that the model has room for; all, if too few would be."""
-    apart = apart_sides(standard_columns(structure, batch), options)
-    near: Flags = np.logical_not(apart.any(axis=1))
-    for group in apart_groups(apart, options):
-        if _has_room(batch, np.flatnonzero(near), group, options, losses, generator):
-            near[group] = True
-    if 1 - near.mean() > options.most:
-        return torch.arange(batch.rows)
-    return torch.as_tensor(np.flatnonzero(near))
-
-
-def standard_columns(structure: Structure, batch: Batch) -> Array:
-    """Columns in robust units, counts by their roots, missing cells in the middle."""
-    spaces = {node: structure.mechanisms[node].space for node in batch.values}
-    counts = {n: v.sqrt() for n, v in batch.values.items() if spaces[n].is_countable and not spaces[n].is_discrete}
-    batch = replace(batch, values={**batch.values, **counts})
-    columns = Columns.of(structure, batch)
-    for node in (n for n in spaces if spaces[n].is_discrete):
-        columns.spread[columns.places[node]] = 1.0
-    masks = [batch.mask[node][0].expand(-1, place.stop - place.start) for node, place in columns.places.items()]
-    return torch.where(torch.cat(masks, -1), columns.of_values(batch.values)[0], 0.0).double().numpy()
-
-
-def _has_room(
-    batch: Batch,
-    near: NDArray[np.int64],
-    group: NDArray[np.int64],
-    options: ApartOptions,
-    losses: RowLosses,
-    generator: np.random.Generator,
-) -> bool:
-    """Whether the near rows are as well explained by a fit that has to explain the group, too."""
-    kept = np.concatenate([near, group])
-    if len(kept) > options.rows:
-        kept = generator.choice(kept, options.rows, replace=False)
-    kept = np.sort(kept)
-    is_near = ~np.isin(kept, group)
-    if is_near.all() or not is_near.any():
-        return False
-    together, _ = losses(batch.take(torch.as_tensor(kept)))
-    alone, parameters = losses(batch.take(torch.as_tensor(kept[is_near])))
-    price = (together[is_near] + np.log(is_near.mean())).sum() - alone.sum()
-    return bool(price <= parameters)
-
-
-GUESSES = 4
-"""How many ways there are to guess the clean rows that a start is taken from."""
-
-
 @dataclass(frozen=True)
 class CappedProblem(WrappedProblem):
     """A problem that leaves out units: weights follow from the point, and are found anew whenever the problem is moved.
@@ -243,7 +100,8 @@ class CappedProblem(WrappedProblem):
     """
 
     base: Units
-    judge: Units
+    judge: TransportJudge | None
+    """What starts are compared by; None for their losses, each cut at the model's own tail."""
     options: RobustOptions
     seed: int
     weights: Tensor | None = None
@@ -252,8 +110,8 @@ class CappedProblem(WrappedProblem):
     """How often only the likeliest units are kept, before weights are capped: a start must not follow outliers."""
     untrimmed: Tensor | None = None
     """Starts that are never trimmed (R,): those that look at all rows."""
-    near: Tensor | None = None
-    """Units that lie together; None if all do."""
+    explained: Tensor | None = None
+    """Units (R, N) that take part at all."""
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Of the problem with its present weights."""
@@ -264,22 +122,23 @@ class CappedProblem(WrappedProblem):
         return (self.weighted or self.base).loss(point)
 
     def judged(self, points: Tensor) -> Tensor:
-        """Mean loss (R,) with each unit's loss capped at the model's own tail: what leaving it out costs."""
-        caps = [losses.quantile(1 - self.options.cap) for losses in self._model_losses(self.judge, points)]
-        return torch.minimum(self.judge.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)
+        """What explaining the units costs (R,), where leaving out some of them is allowed for."""
+        if self.judge is not None:
+            return self.judge(points)
+        caps = [losses.quantile(1 - self.options.cap) for losses in self._model_losses(self.base, points)]
+        return torch.minimum(self.base.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
-        """Some of the units that lie together, hard trimming first, with rougher distributions of the loss."""
-        near = self.base if self.near is None else self.base.subset(self.near)
-        part = near.subset(rows)
+        """Some of the units, hard trimming first, with rougher distributions of the loss."""
         options = replace(self.options, sample=self.options.sample // 3)
-        return replace(self, base=part, judge=part, options=options, trimmings=options.concentration, near=None)
+        return replace(self, base=self.base.subset(rows), options=options, trimmings=options.concentration)
 
     def laid_out_for(self, points: Tensor) -> Self:
         """Points of unknown numbers where they are needed, and weights at these points, unless they are known."""
         base = self.base.laid_out_for(points)
         if self.weights is None or len(self.weights) != len(points):
-            return replace(self, base=base)._with_weights(points)
+            explained = None if self.judge is None or self.trimmings else self.judge.explained(points)
+            return replace(self, base=base, explained=explained)._with_weights(points)
         return self if base is self.base else replace(self, base=base, weighted=base.reweighted(self.weights))
 
     def refine(self, point: Tensor) -> Refinement | None:
@@ -298,6 +157,7 @@ class CappedProblem(WrappedProblem):
         else:
             pairs = zip(self.base.unit_losses(points), self._model_losses(self.base, points), strict=True)
             weights = torch.stack([tail_weights(losses, model, self.options) for losses, model in pairs])
+            weights = weights if self.explained is None else weights * self.explained
         return replace(self, weights=weights, weighted=self.base.reweighted(weights))
 
     def _model_losses(self, units: Units, points: Tensor) -> list[Tensor]:
@@ -318,31 +178,30 @@ def robust_search(
     kind: DataKind,
     layout: Layout,
     problem: Problem,
-    method: Method,
     searcher: Searcher,
     course: SearchSchedule,
     restarts: int,
     options: RobustOptions,
 ) -> tuple[SearchResult, Tensor]:
     """Search with outliers left out; also the final weight of each unit (N,)."""
-    seed, units, near = searcher.seed, units_of(problem), None
+    seed, units, judge = searcher.seed, units_of(problem), None
     if isinstance(kind, TableData):
         units = units.in_units()
-        near = _near_rows(kind, layout, method, restarts, options, searcher)
-        points = _trimmed_starts(kind, layout, units, near, seed, restarts)
+        points = _starts(kind, layout, units, options, seed, restarts)
+        judge = TransportJudge.of(kind, layout, options, seed)
     else:
         points = kind.starts(layout, problem, seed, range(restarts))
-    untrimmed = torch.arange(restarts) % GUESSES == 0
-    judge = units if near is None else units.subset(near)
-    capped = CappedProblem(units, judge, options, seed, untrimmed=untrimmed, near=near)
-    short = min(course.short_rows, judge.rows)
+    untrimmed = torch.arange(len(points)) == 0
+    capped = CappedProblem(units, judge, options, seed, untrimmed=untrimmed)
+    short = min(course.short_rows, units.rows)
     staged = replace(
         course,
         short_rows=short,
-        short_elements=max(course.short_elements, short * restarts * units.pace.points_per_row),
+        short_elements=max(course.short_elements, short * len(points) * units.pace.points_per_row),
         short_steps=max(1, course.short_steps // 2),
         short_moves=2 * options.concentration - 1,
         halving=False,
+        finalists=max(course.finalists, FINALISTS),
         finalist_gap=None,  # losses without rows that are left out are no log-likelihoods of all
         finalist_steps=options.round_steps,
         finalist_moves=options.rounds - 1,
@@ -358,50 +217,96 @@ def robust_search(
     return replace(ended, problem=final.weighted), final.weights[0]
 
 
+def robust_start(kind: DataKind, layout: Layout, most: float, searcher: Searcher) -> Tensor:
+    """Where a robust fit of maximum likelihood ends (P,): partial transport begins there."""
+    method = likelihood()
+    quiet = Searcher(method.optimiser, searcher.seed, Monitor(show=False, stopping=searcher.monitor.stopping))
+    problem = kind.problem(layout, method, searcher.seed)
+    course, options = kind.course(method), RobustOptions(most_dropped=most)
+    ended, _ = robust_search(kind, layout, problem, quiet, course, kind.restarts(method), options)
+    return ended.point[0]
+
+
+@dataclass(frozen=True)
+class TransportJudge:
+    """Partial transport between a part of the rows and the model: what a likelihood does not tell of tight groups."""
+
+    part: TransportRows
+    whole: TransportRows
+
+    @classmethod
+    def of(cls, kind: TableData, layout: Layout, options: RobustOptions, seed: int) -> TransportJudge:
+        """Of a table."""
+        sliced = SlicedWasserstein(JUDGED_DIRECTIONS, p=1.0)
+        direct = Direct(sliced, unmatched="auto", most_unmatched=options.most_dropped, points=JUDGED_POINTS)
+        whole = transport_rows(layout.structure, kind.batch.widened(), layout.shapes, direct, seed)
+        return cls(whole.subset(JUDGED_ROWS), whole)
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """What the model costs (R,) with the rows that it leaves out."""
+        return _placed(self.part, points).partial(points).total
+
+    def explained(self, points: Tensor) -> Tensor:
+        """Which rows (R, N) the model explains."""
+        return _placed(self.whole, points).explained(points)
+
+
+def _placed(problem: TransportRows, points: Tensor) -> TransportRows:
+    return replace(problem, points=problem.points.placed_at(problem.naturals(points)))
+
+
 def _judged(problem: Problem, points: Tensor, losses: Tensor) -> Tensor:
     assert isinstance(problem, CappedProblem), "what is searched, or a part of it"
     return problem.judged(points)
 
 
-def _near_rows(
-    kind: TableData, layout: Layout, method: Method, restarts: int, options: RobustOptions, searcher: Searcher
-) -> Tensor:
-    """Rows among which starts are looked for and judged."""
-
-    def losses(batch: Batch) -> tuple[Array, int]:
-        part = replace(kind, read=batch)
-        scaled = part.lay_out(method, searcher.seed)
-        problem = part.problem(scaled, method, searcher.seed)
-        points = part.starts(scaled, problem, searcher.seed, range(restarts))
-        with Monitor(show=False, stopping=searcher.monitor.stopping) as quiet:
-            ended = search(problem, points, SearchSchedule(), Searcher(searcher.optimiser, searcher.seed, quiet))
-        return units_of(ended.problem).unit_losses(ended.point)[0].cpu().numpy(), ended.point.shape[-1]
-
-    limits = replace(options.apart, most=options.most_dropped)
-    return near_rows(layout.structure, kind.batch, limits, losses, np.random.default_rng([searcher.seed, 11]))
-
-
 # -- starts -----------------------------------------------------------------------------------------------------------
 
 
-def _trimmed_starts(
-    kind: TableData, layout: Layout, problem: Problem, near: Tensor, seed: int, restarts: int
-) -> Tensor:
-    """Starts from different guesses of the clean rows: all, without isolated groups, dense, central; parts of those.
+def clean_guesses(columns: Array, generator: np.random.Generator, most: float, groups: int = 8) -> list[Rows]:
+    """Guesses of the clean rows: all, central and dense ones, and all but one of a few groups, the most isolated first.
 
     All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted.
     """
-    batch = kind.batch.take(near)
-    columns = standard_columns(layout.structure, batch)
+    rows = np.arange(len(columns))
+    sample = columns[generator.choice(rows, min(len(rows), MOST_SAMPLED), replace=False)]
+    centres, _ = k_means(sample, min(groups, len(sample)), generator)
+    squared = squared_distances(columns, centres)
+    group, distance = squared.argmin(1), np.sqrt(np.maximum(squared.min(1), 0.0))
+    apart = np.sort(np.linalg.norm(centres[:, None] - centres[None], axis=-1), axis=1)[:, 1]
+    radius = np.array([np.median(distance[group == g]) if (group == g).any() else 1.0 for g in range(len(centres))])
+    order = np.argsort(-apart / np.maximum(radius, 1e-9))
+    others = [rows[group != g] for g in order if 0 < (group == g).mean() <= most]
+    central = np.argsort(np.abs(columns).max(1))[: max(2, int((1 - most) * len(rows)))]
+    jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
+    near = jittered[generator.choice(rows, min(len(rows), MOST_SAMPLED), replace=False)]
+    tenth = np.asarray(cKDTree(near).query(jittered, k=[min(10, len(near))])[0])[:, 0]
+    dense = np.argsort(tenth)[: max(2, int(0.8 * len(rows)))]
+    return [rows, *others[:1], dense, central, *others[1:]]
+
+
+def standard_columns(structure: Structure, batch: Batch) -> Array:
+    """Columns in robust units, counts by their roots, missing cells in the middle."""
+    spaces = {node: structure.mechanisms[node].space for node in batch.values}
+    counts = {n: v.sqrt() for n, v in batch.values.items() if spaces[n].is_countable and not spaces[n].is_discrete}
+    batch = replace(batch, values={**batch.values, **counts})
+    columns = Columns.of(structure, batch)
+    for node in (n for n in spaces if spaces[n].is_discrete):
+        columns.spread[columns.places[node]] = 1.0
+    masks = [batch.mask[node][0].expand(-1, place.stop - place.start) for node, place in columns.places.items()]
+    return torch.where(torch.cat(masks, -1), columns.of_values(batch.values)[0], 0.0).double().numpy()
+
+
+def _starts(kind: TableData, layout: Layout, problem: Problem, options: RobustOptions, seed: int, least: int) -> Tensor:
+    """Starts from guesses of the clean rows, and from halves of them."""
     generator = np.random.default_rng([seed, 7])
-    everyone, joined = np.arange(batch.rows), joined_rows(columns, generator)
-    guesses = (everyone, joined, dense_rows(columns, generator), central_rows(columns))
+    guesses = clean_guesses(standard_columns(layout.structure, kind.batch), generator, options.most_dropped)
     points = []
-    for number in range(restarts):
-        rows = guesses[number % GUESSES]
-        if number >= GUESSES:
+    for number in range(max(least, len(guesses))):
+        rows = guesses[number % len(guesses)]
+        if number >= len(guesses):
             rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
-        points.append(kind.starts(layout, problem, seed, [number], near[torch.as_tensor(np.sort(rows))]))
+        points.append(kind.starts(layout, problem, seed, [number], torch.as_tensor(np.sort(rows))))
     return torch.cat(points)
 
 

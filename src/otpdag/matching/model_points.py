@@ -50,6 +50,11 @@ class ModelPoints:
         nodes = (n for n in self.structure.graph.order if n not in self.listed and n not in self.given)
         return tuple(n for n in nodes if mechanisms[n].space.is_countable and mechanisms[n].has_density)
 
+    @property
+    def is_list(self) -> bool:
+        """Whether all that is observed is listed: only weights move."""
+        return all(node in self.listed for node in self.structure.graph.observed)
+
     def placed_at(self, naturals: Naturals) -> ModelPoints:
         """The same points with categories and counts drawn at these parameters (R, ...)."""
         if not self.must_be_drawn:

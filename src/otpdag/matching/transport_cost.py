@@ -13,20 +13,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from otpdag.costs import SumOfCosts, ground_cost
 from otpdag.data import Batch
-from otpdag.divergences import SlicedWasserstein
+from otpdag.divergences import Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
+from otpdag.divergences.sliced import Quantiles
 from otpdag.errors import ModelError
+from otpdag.matching.model_points import ModelPoints
+from otpdag.settings import Direct
 from otpdag.structure import Structure
 
-MOST_LEVELS = 8192  # levels at which a quantile function of rows is kept; of more rows, means between levels
+SHORT_LIST = 1024  # different rows up to which lists of states are compared by Sinkhorn's divergence
+EPSILON = 0.3  # of its entropic term, as a share of the mean cost: less has kinks again, more tells states less apart
 CONSISTENT_MAD = 1.4826  # median absolute deviation to standard deviation of a normal variable
 
 
@@ -121,6 +127,22 @@ def directions(
     return torch.from_numpy(vectors / np.linalg.norm(vectors, axis=0))
 
 
+def chosen_divergence(direct: Direct, columns: Columns, points: ModelPoints, rows: int) -> AbstractDivergence:
+    """What was asked for; if nothing was, Sinkhorn's divergence of short lists, the sliced cost of all else."""
+    chosen = direct.divergence
+    if chosen is None:
+        is_list = rows <= SHORT_LIST and points.is_list
+        chosen = Sinkhorn(EPSILON) if is_list or direct.costs else direct.sliced
+    if not direct.costs:
+        return chosen
+    unknown = [node for node in direct.costs if node not in columns.places]
+    if unknown:
+        raise ModelError(f"costs names node {unknown[0]!r}, which is not observed; these are {list(columns.places)}")
+    costs = {node: ground_cost(node, direct.costs.get(node, "squared")) for node in columns.places}
+    parts = tuple((place, costs[node]) for node, place in columns.places.items())
+    return replace(cast(Any, chosen), cost=SumOfCosts(parts))
+
+
 @dataclass(frozen=True)
 class ComparedRows:
     """Rows (R or 1, N, d) with weights (R or 1, N), or one for each direction (1, K, N), ready to be compared."""
@@ -140,81 +162,69 @@ class ComparedRows:
     def _quantiles(self) -> Quantiles:
         return Quantiles.of((self.rows @ self.directions).mT, self.weight)
 
+    def displacements(self, points: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """What each row (R, N) adds to the cost if it weighs a little more, and the cost (R,), their weighted mean.
+
+        They are the dual potentials of the rows: the gradient of the cost in their weights.
+        """
+        replicas = max(len(one) for one in (self.rows, self.weight, points, weight))
+        mass = (self.weight / self.weight.sum(-1, keepdim=True)).expand(replicas, -1).detach().requires_grad_()
+        if isinstance(self.divergence, SlicedWasserstein):
+            along, points = ((one @ self.directions).mT.detach() for one in (self.rows, points))
+            cost = Quantiles.of(points, weight.detach()).cost(along, mass, self.divergence.p).mean(-1)
+        else:
+            cost = self.divergence(self.rows, points.detach(), mass, weight.detach())
+        (potential,) = torch.autograd.grad(cost.sum(), mass)
+        mass, cost = mass.detach(), cost.detach()
+        return potential - (mass * potential).sum(-1, keepdim=True) + cost.unsqueeze(-1), cost
+
+    def matched(self, points: Tensor, weight: Tensor, price: Tensor, least: float, rounds: int = 16) -> Partial:
+        r"""Partial transport: the model is matched with the part of the rows that it can explain.
+
+        .. math:: \min_{0 \le m_i \le 1} \; \bar m \, W_c\Big(\frac{\sum_i m_i \delta_{x_i}}{n \bar m}, P_\theta\Big)
+                  + \lambda (1 - \bar m), \qquad \bar m \ge \text{least}
+
+        It is convex in the matched parts m; the steps of Frank and Wolfe (1956) are taken towards the rows whose
+        displacement is below the price.
+
+        Args:
+            points: Of the model (R or 1, M, d).
+            weight: Their weights (R or 1, M).
+            price: What leaving out all rows would cost (R,); where it is zero, as much is left out as may be.
+            least: The share of the rows that must be matched.
+            rounds: Steps.
+        """
+        share = self.weight / self.weight.sum(-1, keepdim=True)
+        parts = torch.ones_like(share).expand(len(price), -1)
+        best = Partial(parts, torch.full_like(price, torch.inf), torch.ones_like(price), price)
+        for number in range(rounds):
+            moved, cost = replace(self, weight=self.weight * parts).displacements(points, weight)
+            best = best.or_better(Partial(parts, cost, (parts * share).sum(-1), price))
+            order = moved.argsort(-1)
+            before = share.expand_as(moved).gather(-1, order).cumsum(-1) - share.expand_as(moved).gather(-1, order)
+            must = torch.zeros_like(moved).scatter(-1, order, (before < least).to(moved))
+            wanted = torch.maximum(must, (moved <= price.unsqueeze(-1)).to(moved))
+            parts = parts + (wanted - parts) * 2 / (number + 3)
+        return best
+
 
 @dataclass(frozen=True)
-class Quantiles:
-    """Step quantile functions of rows along directions: values (R or 1, K, L), each up to a level (R or 1, K, L)."""
+class Partial:
+    """The matched parts (R, N) of rows, the cost (R,) of moving them to the model, and their share of all (R,)."""
 
-    values: Tensor
-    ends: Tensor
-    is_even: bool
-    """Whether levels are evenly spaced, so that places among them need no search."""
+    parts: Tensor
+    cost: Tensor
+    share: Tensor
+    price: Tensor
 
-    @classmethod
-    def of(cls, along: Tensor, weight: Tensor) -> Quantiles:
-        """Sort rows (R or 1, K, N) with weights (R or 1, [K,] N) once; of many, keep means between even levels."""
-        values, ends = _sorted_steps(along, weight / weight.sum(-1, keepdim=True))
-        exact = cls(values, ends, is_even=bool((weight == weight.flatten()[0]).all()))
-        if values.shape[-1] <= MOST_LEVELS:
-            return exact
-        even = (torch.arange(1, MOST_LEVELS + 1).to(values) / MOST_LEVELS).expand(*ends.shape[:-1], -1)
-        until = exact.integral(even.contiguous())
-        return cls(torch.diff(until, prepend=torch.zeros_like(until[..., :1])) * MOST_LEVELS, even, is_even=True)
+    @property
+    def total(self) -> Tensor:
+        """The cost with the price of what is left out (R,)."""
+        return self.share * self.cost + self.price * (1 - self.share)
 
-    def cost(self, points: Tensor, weight: Tensor, p: float) -> Tensor:
-        r"""One-dimensional transport costs (R, K) to points (R or 1, K, M) with weights (R or 1, M).
-
-        A point y takes the mass of the rows between two levels, where the quantile function q crosses it at most once:
-
-        .. math:: \int_s^t |q - y| = \int_c^t q - \int_s^c q + y (2 c - s - t), \qquad q(c) = y.
-        """
-        points, ends = _sorted_steps(points, weight)
-        shape = np.broadcast_shapes(points.shape, (*self.values.shape[:-1], 1))
-        points, ends = points.expand(shape), ends.clamp(max=1.0).expand(shape)
-        begins, until = _shifted(ends), self.integral(ends)
-        before = _shifted(until)
-        if p == 2:
-            square = (self.values.square() * (self.ends - self._starts)).sum(-1)
-            return square + (points * (points * (ends - begins) - 2 * (until - before))).sum(-1)
-        below = torch.searchsorted(self._on(self.values, shape).contiguous(), points.detach().contiguous())
-        levels = torch.cat([self._starts, self.ends[..., -1:]], -1)
-        crossing = torch.minimum(torch.maximum(self._on(levels, shape).gather(-1, below), begins), ends)
-        return (points * (2 * crossing - begins - ends) + until + before - 2 * self.integral(crossing)).sum(-1)
-
-    def integral(self, level: Tensor) -> Tensor:
-        """The integral of the quantile functions from zero to levels (R, K, M)."""
-        many, at = self.values.shape[-1], level.detach()
-        if self.is_even:
-            index = (at * many).long().clamp(max=many - 1)
-        else:
-            index = torch.searchsorted(self._on(self.ends, at.shape).contiguous(), at.contiguous()).clamp(max=many - 1)
-        own = (self._on(one, at.shape).gather(-1, index) for one in (self.values, self._starts, self._sums))
-        value, start, sums = own
-        return sums + value * (level - start)
-
-    @cached_property
-    def _starts(self) -> Tensor:
-        """Levels at which steps begin."""
-        return _shifted(self.ends)
-
-    @cached_property
-    def _sums(self) -> Tensor:
-        """Integrals up to where steps begin."""
-        return _shifted((self.values * (self.ends - self._starts)).cumsum(-1))
-
-    @staticmethod
-    def _on(own: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return own.expand(*shape[:-1], -1)
-
-
-def _sorted_steps(along: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (R or 1, K, N) in order, and levels up to which each is the quantile; numpy sorts faster than torch."""
-    order = torch.from_numpy(np.argsort(along.detach().cpu().numpy(), -1)).to(along.device)
-    shape = np.broadcast_shapes(along.shape, (len(weight), 1, 1))
-    own = (weight.unsqueeze(-2) if weight.ndim == 2 else weight).expand(shape).gather(-1, order.expand(shape))
-    return along.gather(-1, order).expand(shape), own.cumsum(-1)
-
-
-def _shifted(ends: Tensor) -> Tensor:
-    """Where steps begin, from where they end."""
-    return torch.cat([torch.zeros_like(ends[..., :1]), ends[..., :-1]], -1)
+    def or_better(self, other: Partial) -> Partial:
+        """Of each replica the cheaper one."""
+        better = other.total < self.total
+        parts = torch.where(better.unsqueeze(-1), other.parts, self.parts)
+        cost, share = torch.where(better, other.cost, self.cost), torch.where(better, other.share, self.share)
+        return Partial(parts, cost, share, self.price)

@@ -22,7 +22,14 @@ from otpdag.data import Batch, random_part
 from otpdag.divergences import SlicedWasserstein
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.matching.model_points import ModelPoints, lay_out
-from otpdag.matching.transport_cost import Columns, ComparedRows, directions, neighbourhoods
+from otpdag.matching.transport_cost import (
+    Columns,
+    ComparedRows,
+    Partial,
+    chosen_divergence,
+    directions,
+    neighbourhoods,
+)
 from otpdag.numerics import FixedPoint
 from otpdag.problem import LossTerms, Pace, Refinement, TableRows, differences, with_gradient
 from otpdag.settings import Direct
@@ -31,8 +38,18 @@ from otpdag.structure import Naturals, Structure
 SETTLED = 0.2
 """Standard errors of a mean, roughly, by which estimates may still change when they count as settled."""
 
-FINE = 4
-"""Times as many points for the last steps of a fit."""
+LEFT_OUT_BY_CHANCE = 10.0
+"""The price of leaving out all rows, in costs that chance explains: a tenth of them must pay for as much."""
+
+BY_CHANCE = 1.5
+"""Times the cost that chance explains on average up to which chance may be it."""
+
+LEAST_PART = 0.25
+"""Matched part below which a row counts as left out: of rows in groups of outliers hardly anything is matched, while
+rows of the model's own lose a part of themselves wherever there happen to be many."""
+
+SAME_PARTS = 5e-3
+"""Mean change of the matched part of a row at which rows and estimate agree."""
 
 POLISH = 5
 """Steps by differences after places where simulated values jump have been looked through."""
@@ -60,16 +77,17 @@ class TransportRows(TableRows):
     """Estimates at which rows were completed and points drawn, and what became of them."""
     jumps: bool = False
     """Whether the cost is differentiated by differences: simulated values jump, or have no gradient."""
-    is_fine: bool = False
-    """Whether points are as many as for a last look."""
+    matching: Partial | None = None
+    """How much of each row is matched; None if all of them are."""
 
     def loss(self, point: Tensor) -> LossTerms:
-        """The transport cost, with its gradient: by differences where a simulator has none."""
+        """The transport cost and the price of what stays unmatched; by differences where a simulator has no gradient."""
         cost = with_gradient(self._cost_and_slope, point) if self.jumps else self._cost(point)
         return LossTerms.of(cost, direct=cost)
 
     def _cost(self, point: Tensor) -> Tensor:
-        return self.compared.cost(*self.model_side(point))
+        cost = self.compared.cost(*self.model_side(point))
+        return cost if self.matching is None else replace(self.matching, cost=cost).total
 
     def cost_at(self, places: Tensor, at_once: int = 16) -> Tensor:
         """Costs (R,) without gradients, of so many places at a time; infinite where there is none."""
@@ -108,6 +126,21 @@ class TransportRows(TableRows):
         values, log_weight = self.points.at(self.naturals(point))
         return self.columns.of_values(values), self.columns.of_weights(torch.softmax(log_weight, -1))
 
+    def metric(self, points: Tensor) -> Tensor | None:
+        """How far points of the model and the logarithms of their weights move, squared (1, P, P); of one replica."""
+        if len(points) > 1 or self.jumps:
+            return None
+
+        def features(at: Tensor) -> Tensor:
+            with torch.no_grad():
+                values, weight = self.model_side(at)
+            values = values.expand(len(at), weight.shape[-1], -1) / values.shape[-1] ** 0.5
+            return torch.cat([values, weight.log().expand(len(at), -1).unsqueeze(-1)], -1)
+
+        weight = self.model_side(points.detach())[1].mean(0)
+        moved = differences(features, points.detach(), torch.eye(points.shape[1]).to(points))
+        return torch.einsum("pmd,qmd,m->pq", moved, moved, weight).unsqueeze(0)
+
     @property
     def pace(self) -> Pace:
         """Drawn points serve for some steps; where rows are completed, estimates need several rounds."""
@@ -124,16 +157,13 @@ class TransportRows(TableRows):
         return torch.stack([mask[0].all(-1) for mask in self.batch.mask.values()]).all(0)
 
     @property
-    def has_densities(self) -> bool:
-        """Whether every node that bears on what is observed has a density."""
-        graph, mechanisms = self.structure.graph, self.structure.mechanisms
-        relevant = (n for n in graph.order if n in graph.observed or graph.observed_descendants(n))
-        return all(mechanisms[n].has_density or mechanisms[n].is_given for n in relevant)
+    def _is_sliced(self) -> bool:
+        return isinstance(self.compared.divergence, SlicedWasserstein)
 
     @cached_property
     def _can_complete(self) -> bool:
         """Whether rows have gaps, and there are densities to draw them from."""
-        return not bool(self._seen.all()) and self.has_densities
+        return not bool(self._seen.all()) and self.structure.has_densities
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
         """Whether rows with gaps took part, and what the gradient is."""
@@ -167,51 +197,102 @@ class TransportRows(TableRows):
     def reweighted(self, factors: Tensor) -> TransportRows:
         """Rows whose weights are multiplied by ``factors`` (R, N); gaps are completed anew."""
         own = replace(self, batch=replace(self.batch, weight=self.batch.weight * factors), course=FixedPoint())
-        return replace(own, compared=own._without_gaps())
+        compared, kept = own._without_gaps(), self.row_weights
+        if kept is not None and compared.weight.shape[-1] == self.rows:
+            compared = replace(compared, weight=compared.weight * kept)
+        return replace(own, compared=compared)
 
     # -- what an estimate tells ---------------------------------------------------------------------------------------
 
     def laid_out_for(self, points: Tensor) -> Self:
-        """Categories and counts drawn at these replicas, unless they still count there."""
-        naturals = self.naturals(points.detach())
-        if self.points.fits(len(points)) and self.points.effective(naturals) >= FEWEST_EFFECTIVE:
-            return self
-        return replace(self, points=self.points.placed_at(naturals))
+        """Categories and counts drawn at these replicas, unless they still count there; rows matched that need not."""
+        naturals, own = self.naturals(points.detach()), self
+        if not self.points.fits(len(points)) or self.points.effective(naturals) < FEWEST_EFFECTIVE:
+            own = replace(self, points=self.points.placed_at(naturals))
+        known = self.matching is not None and len(self.matching.parts) in (1, len(points))
+        return own if known or not self.direct.unmatched else own._matched(points)
+
+    def partial(self, points: Tensor) -> Partial:
+        """Partial transport at these replicas: the rows that the model explains, and what that costs."""
+        direct, model = self.direct, self.model_side(points.detach())
+        least = direct.most_unmatched if direct.unmatched == "auto" else direct.unmatched
+        price = points.new_zeros(len(points))
+        if direct.unmatched == "auto":
+            price += LEFT_OUT_BY_CHANCE * min(self._chance(point) for point in points.detach().split(1))
+        return self._every_row(points).matched(*model, price, 1 - least)
+
+    def _chance(self, point: Tensor) -> float:
+        """The cost of rows that the model itself makes at a point (1, P), as many as there are."""
+        whole = replace(self.batch, mask={n: torch.ones_like(mask) for n, mask in self.batch.mask.items()})
+        made = replace(self, batch=whole).drawn(point, self.rows, self.seed)
+        own = replace(self.compared, rows=self.columns.of_values(made.values), weight=self.columns.of_weights(made.weight))
+        return float(own.cost(*replace(self, points=self.points.placed_at(self.naturals(point))).model_side(point)))
+
+    def _every_row(self, points: Tensor) -> ComparedRows:
+        return self._completed(self.naturals(points.detach())) if self._can_complete else self._without_gaps()
+
+    def _matched(self, points: Tensor) -> Self:
+        """The same rows, of which those count that are matched at these replicas."""
+        matching, compared = self.partial(points), self._every_row(points)
+        return replace(self, matching=matching, compared=replace(compared, weight=compared.weight * matching.parts))
+
+    def explained(self, points: Tensor) -> Tensor:
+        """Which rows (R, N) are matched rather than left out; all of them, where chance may explain the cost of all."""
+        matching, cost = self.partial(points), self._every_row(points).cost(*self.model_side(points.detach()))
+        by_chance = cost <= BY_CHANCE / LEFT_OUT_BY_CHANCE * matching.price
+        return (self._by_row(matching.parts) >= LEAST_PART) | by_chance.unsqueeze(-1)
+
+    @property
+    def row_weights(self) -> Tensor | None:
+        """How much of each row (N,) is matched; None if all rows are."""
+        return None if self.matching is None else self._by_row(self.matching.parts)[0]
+
+    def _by_row(self, parts: Tensor) -> Tensor:
+        """What is known of compared rows (R, ...), for each row of the table (R, N): draws of gaps stand for one."""
+        if parts.shape[-1] == self.rows:
+            return parts
+        found, whole = parts.new_ones(len(parts), self.rows), int(self._seen.sum())
+        found[:, self._seen] = parts[:, :whole]
+        if parts.shape[-1] > whole:
+            found[:, ~self._seen] = parts[:, whole:].unflatten(-1, (-1, self.direct.draws)).mean(-1)
+        return found
 
     def refine(self, point: Tensor) -> Refinement | None:
-        """Gaps filled in and points drawn at the estimate, until that changes it no more; then more points."""
+        """Gaps filled in and points drawn at the estimate, until that changes it no more."""
         point, course = point.detach(), FixedPoint()
-        if self.is_fine or (self.jumps and not self._is_refined):
-            return None
         if not self._is_refined:
-            return self._finer(point)
+            return self._rematched(point)
         if self.course.points:
             change = (point - self.course.begin).square().mean(-1).sqrt()
             if bool((change <= SETTLED * self.weight.sum(-1).rsqrt()).all()):
-                return self._finer(point)
+                return self._rematched(point)
             if self._can_complete:
                 course = self.course.with_image(point)
                 point = course.best()
         naturals = self.naturals(point)
         own = replace(self, points=self.points.placed_at(naturals), course=course.at(point))
         if self._can_complete:
-            return Refinement(replace(own, compared=self._completed(naturals)), point, "completed rows")
+            own = replace(own, compared=self._completed(naturals)) if self.matching is None else own._matched(point)
+            return Refinement(own, point, "completed rows")
         with torch.no_grad():
             return Refinement(own, point, "drawn points", own.loss(point).total)
 
-    def _finer(self, point: Tensor) -> Refinement:
-        """The same rows and more points."""
-        direct = replace(self.direct, points=FINE * self.direct.points)
-        points = lay_out(self.structure, self.batch, direct, self.seed, windows=self.columns.windows)
-        points = points.placed_at(self.naturals(point))
-        return Refinement(replace(self, points=points, is_fine=True), point, "more points")
+    def _rematched(self, point: Tensor) -> Refinement | None:
+        """Rows matched anew, unless that changes little."""
+        if self.matching is None:
+            return None
+        after = self._matched(point)
+        assert after.matching is not None, "matched here"
+        if bool(((after.matching.parts - self.matching.parts).abs().mean(-1) < SAME_PARTS).all()):
+            return None
+        return Refinement(after, point, "matched rows", curved_alike=True)
 
     def _without_gaps(self) -> ComparedRows:
         """Rows without gaps; all, with zeros in the gaps, if there are too few of them to begin with.
 
         Where gaps will never be completed, each direction has the rows that show all of its columns.
         """
-        if not self.has_densities and isinstance(self.direct.divergence, SlicedWasserstein) and not self._seen.all():
+        if not self.structure.has_densities and self._is_sliced and not self._seen.all():
             return self._by_direction()
         rows = self._seen.nonzero()[:, 0]
         rows = rows if len(rows) >= self.structure.rows_needed else torch.arange(self.rows)
@@ -258,8 +339,8 @@ def transport_rows(
     columns = Columns.of(structure, batch, direct.window)
     groups = [[columns.places[node] for node in group] for group in neighbourhoods(structure)]
     along = directions(groups, len(columns.spread), direct.sliced, seed).to(batch.weight)
-    weight = columns.of_weights(batch.weight)
-    compared = ComparedRows(columns.of_values(batch.values), weight, direct.divergence, along)
     points = lay_out(structure, batch, direct, seed, windows=columns.windows)
+    divergence = chosen_divergence(direct, columns, points, batch.rows)
+    compared = ComparedRows(columns.of_values(batch.values), columns.of_weights(batch.weight), divergence, along)
     own = TransportRows(structure, batch, shapes, direct, seed, columns, points, compared)
     return replace(own, compared=own._without_gaps())

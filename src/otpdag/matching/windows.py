@@ -121,6 +121,8 @@ def transport_windows(
 ) -> TransportWindows:
     """Choose units, directions and points; the same seed chooses alike."""
     check_windows(structure)
+    if direct.unmatched or direct.costs:
+        raise ModelError("costs and unmatched are of tables: windows of sequences are compared as they are")
     states = joint_states(structure, [n for n in structure.graph.order if n in structure.graph.hidden])
     length = max(w for w in range(1, direct.window + 1) if w == 1 or states.size**w <= MOST_PATHS)
     length = min(length, int(batch.lengths.max()))
@@ -138,7 +140,7 @@ def transport_windows(
             windows = torch.cat([shown[rows + offset] for offset in range(length)], -1).unsqueeze(0)
             weight = batch.steps.weight[:1, rows]
             times = torch.bincount(batch.times[rows], weight[0])
-            compared = ComparedRows(windows, weight, direct.divergence, along)
+            compared = ComparedRows(windows, weight, direct.divergence or direct.sliced, along)
             strata.append(Stratum(compared, times / times.sum(), float(weight.sum() / batch.steps.weight[:1].sum())))
     if not strata:
         raise ModelError(
