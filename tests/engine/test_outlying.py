@@ -1,7 +1,6 @@
 """Rows and units that lie apart, against what was put there, and their weights on losses that are known."""
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,73 +13,13 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine import RobustOptions, SearchSchedule, search
 from otpdag.engine import robust as robust_module
-from otpdag.engine.robust import (
-    ApartOptions,
-    CappedProblem,
-    _has_room,
-    apart_groups,
-    apart_sides,
-    central_rows,
-    dense_rows,
-    joined_rows,
-    near_rows,
-    standard_columns,
-    tail_weights,
-)
+from otpdag.engine.robust import CappedProblem, clean_guesses, standard_columns, tail_weights
 from otpdag.problem import Units
 
 # -- rows that lie apart, against what was put there ------------------------------------------------------------------
 
 
 RNG = np.random.default_rng(0)
-OPTIONS = ApartOptions()
-
-
-def test_rows_beyond_a_gap_or_far_out_are_apart_on_their_side():
-    bulk = RNG.uniform(-1.5, 1.5, (200, 2))
-    columns = np.concatenate([bulk, [[3.0, 0.0]] * 10, [[0.0, -8.0]]])
-    apart = apart_sides(columns, OPTIONS)
-    assert apart.shape == (211, 4)
-    np.testing.assert_array_equal(np.flatnonzero(apart[:, 0]), np.arange(200, 210))
-    np.testing.assert_array_equal(np.flatnonzero(apart[:, 3]), [210])
-    assert not apart[:, 1:3].any()
-
-
-def test_too_many_rows_behind_a_gap_are_no_outliers():
-    column = np.concatenate([RNG.uniform(-1.5, 1.5, 100), np.full(60, 3.0)])[:, None]
-    assert not apart_sides(column, OPTIONS).any()
-
-
-def test_groups_are_rows_apart_in_the_same_columns_the_largest_first():
-    apart = np.zeros((100, 4), dtype=bool)
-    apart[:5, 0], apart[10:20, 2], apart[50, 1] = True, True, True
-    first, second = apart_groups(apart, OPTIONS)
-    np.testing.assert_array_equal(first, np.arange(10, 20))
-    np.testing.assert_array_equal(second, np.arange(5))
-    assert apart_groups(np.zeros((10, 4), dtype=bool), OPTIONS) == []
-
-
-def test_central_rows_are_nearest_to_the_middle():
-    columns = RNG.normal(size=(40, 3))
-    kept = central_rows(columns)
-    assert len(kept) == 30
-    others = np.setdiff1d(np.arange(40), kept)
-    assert np.abs(columns[kept]).max(1).max() <= np.abs(columns[others]).max(1).min()
-
-
-def test_dense_rows_have_near_neighbours():
-    columns = RNG.normal(size=(60, 2))
-    kept = dense_rows(columns, np.random.default_rng(1))
-    tenth = np.sort(cdist(columns, columns), axis=1)[:, 9]  # of all rows, itself among them
-    assert len(kept) == 48
-    assert tenth[kept].max() <= np.delete(tenth, kept).min() + 1e-4
-
-
-def test_an_isolated_group_is_left_out_of_the_joined_rows():
-    columns = np.concatenate([RNG.normal(size=(300, 2)), 0.1 * RNG.normal(size=(30, 2)) + 40.0])
-    kept = joined_rows(columns, np.random.default_rng(2))
-    assert not (kept >= 300).any()
-    assert len(kept) >= 0.75 * 330
 
 
 def test_rows_as_the_model_makes_them_keep_their_weight_and_an_excess_does_not():
@@ -119,41 +58,6 @@ def mixture(components):
     return otp.Model(graph, {"z": m.Categorical(components), "x": m.Normal(2)})
 
 
-def near(frame, losses):
-    model = mixture(2)
-    batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=["z"])
-    return near_rows(model.structure, batch, ApartOptions(), losses, np.random.default_rng(0)).numpy()
-
-
-def equal_losses(part):
-    return np.zeros(part.rows), 5
-
-
-def test_rows_beyond_a_gap_are_apart_and_their_price_decides():
-    frame, group = blobs([0.55, 0.35, 0.1], seed=1)
-
-    def costly(part):
-        return np.full(part.rows, 1.0 if part.rows == len(frame) else 0.0), 5
-
-    assert set(group[near(frame, costly)]) == {0, 1}
-    assert len(near(frame, equal_losses)) == len(frame)
-
-
-def test_scattered_rows_are_apart_without_a_test():
-    frame, _ = blobs([0.6, 0.4, 0.0], seed=2)
-    rng = np.random.default_rng(3)
-    frame.iloc[:40] = rng.uniform(-1, 1, (40, 2)) * rng.choice([40.0, 90.0], (40, 2)) + 60.0 * rng.choice(
-        [-1, 1], (40, 2)
-    )
-    kept = near(frame, equal_losses)
-    assert np.mean(kept < 40) < 0.01
-
-
-def test_nothing_is_apart_where_too_much_would_be():
-    frame, _ = blobs([0.5, 0.2, 0.3], seed=4)
-    assert len(near(frame, equal_losses)) == len(frame)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("components", "left_out"), [(3, False), (2, True)])
 def test_a_robust_fit_keeps_a_component_that_it_has_room_for(components, left_out):
@@ -162,46 +66,6 @@ def test_a_robust_fit_keeps_a_component_that_it_has_room_for(components, left_ou
     share = np.isin(np.flatnonzero(group == 2), result.dropped).mean()
     assert share > 0.9 if left_out else share < 0.1
     assert np.isin(np.flatnonzero(group != 2), result.dropped).mean() < 0.02
-
-
-def room(near_rows_, group, losses, **options):
-    frame, _ = blobs([0.6, 0.4, 0.0], seed=0, rows=60)
-    model = mixture(2)
-    batch = encode(frame, Schema.of(model.spaces, model.graph, frame), hidden=["z"])
-    options = replace(ApartOptions(), **options)
-    return _has_room(batch, np.array(near_rows_), np.array(group), options, losses, np.random.default_rng(0))
-
-
-def test_the_price_of_a_group_is_what_the_others_lose_but_for_its_share():
-    """Forty rows beside twenty: the others' losses fall by log(2/3) each, since they are not of the group."""
-    share = 40 * np.log(40 / 60)
-
-    def losing(together):
-        return lambda part: (np.full(part.rows, together / 40 if part.rows == 60 else 0.0), 3)
-
-    near_rows_, group = range(40), range(40, 60)
-    assert room(near_rows_, group, losing(3 - share - 1e-6))
-    assert not room(near_rows_, group, losing(3 - share + 1e-6))
-
-
-def test_a_group_has_no_room_where_there_is_nothing_to_compare():
-    assert not room(range(40), [], equal_losses)
-    assert not room([], range(40), equal_losses)
-
-
-def test_few_rows_stand_for_many():
-    seen = []
-
-    def counted(part):
-        seen.append(part.rows)
-        return np.zeros(part.rows), 5
-
-    assert room(range(40), range(40, 60), counted, rows=30)
-    assert seen[0] == 30
-    assert 10 < seen[1] < 30
-    seen.clear()
-    room(range(40), range(40, 60), counted, rows=60)
-    assert seen == [60, 40]
 
 
 @pytest.mark.parametrize("unit", [1e-7, 1.0, 1e6])
@@ -260,7 +124,7 @@ POINTS = torch.tensor([[0.0], [50.0]]).double()
 
 
 def capped(**options):
-    return CappedProblem(Distances(UNITS), Distances(UNITS), RobustOptions(sample=1001), 0, **options)
+    return CappedProblem(Distances(UNITS), None, RobustOptions(sample=1001), 0, **options)
 
 
 def test_trimming_keeps_three_quarters_the_likeliest_of_each_start():
@@ -308,7 +172,7 @@ def test_weights_that_are_known_go_to_the_problem_as_it_is_laid_out():
             return replace(self, precise=True) if bool((points > 100.0).all()) else self
 
     base = Placed(UNITS)
-    problem = CappedProblem(base, base, RobustOptions(sample=1001), 0, trimmings=2)._with_weights(POINTS)
+    problem = CappedProblem(base, None, RobustOptions(sample=1001), 0, trimmings=2)._with_weights(POINTS)
     assert problem.laid_out_for(POINTS) is problem
     precise = problem.laid_out_for(POINTS + 200.0)
     assert (precise.base.precise, precise.weighted.precise, problem.weighted.precise) == (True, True, False)
@@ -332,59 +196,37 @@ def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
         return search(problem, points, course, searcher)
 
     monkeypatch.setattr(robust_module, "search", recorded)
-    rng = np.random.default_rng(3)
-    table = pd.DataFrame({"x": rng.normal(size=90)})
+    table = pd.DataFrame({"x": np.random.default_rng(3).normal(size=90)})
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
     result = otp.fit(model, table, robust=True, restarts=5, seed=2)
     course, plain = seen["course"], SearchSchedule()
     assert (course.short_steps, course.short_moves) == (plain.short_steps // 2, 5)
-    assert course.short_rows == seen["problem"].judge.rows == len(seen["problem"].near)
     assert (course.finalist_steps, course.finalist_moves, course.moves) == (15, 7, 0)
     assert (course.halving, course.finalist_rows, course.part_rows) == (False, None, None)
-    assert course.short_elements == plain.short_elements
-    assert seen["problem"].untrimmed.tolist() == [True, False, False, False, True]
-    assert len(seen["points"]) == 5
+    assert seen["problem"].untrimmed.tolist() == [True] + [False] * (len(seen["points"]) - 1)
+    assert len(seen["points"]) >= 5
     assert result.row_weights.shape == (90,)
 
 
-def test_starts_come_from_four_guesses_of_the_clean_rows_and_from_halves_of_them():
-    rows = []
-
-    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
-    table = pd.DataFrame({"x": np.random.default_rng(0).normal(size=40)})
-
-    class Kind:
-        batch = encode(table, Schema.of(model.spaces, model.graph, table), hidden=frozenset())
-
-        def starts(self, layout, problem, seed, numbers, near):
-            rows.append((numbers, near.tolist()))
-            return torch.full((1, 1), float(numbers[0]))
-
-    near = torch.arange(5, 35)
-    points = robust_module._trimmed_starts(Kind(), SimpleNamespace(structure=model.structure), None, near, 0, 9)
-    assert points.flatten().tolist() == list(range(9))
-    assert rows[0] == ([0], near.tolist())
-    for number, (own, taken) in enumerate(rows):
-        assert own == [number]
-        assert taken == sorted(set(taken))
-        assert set(taken) <= set(near.tolist())
-        whole = rows[number % 4][1]
-        if number >= 4:
-            assert len(taken) == len(whole) // 2
-            assert set(taken) <= set(whole)
-    assert len(rows[2][1]) < 30
+def test_guesses_of_the_clean_rows_are_all_central_and_dense_ones_and_all_but_a_group():
+    columns = np.concatenate([RNG.normal(size=(300, 2)), 0.1 * RNG.normal(size=(30, 2)) + 8.0])
+    everyone, joined, dense, central, *others = clean_guesses(columns, np.random.default_rng(2), most=0.25)
+    assert everyone.tolist() == list(range(330))
+    assert set(joined) == set(range(300))
+    assert (len(dense), len(central)) == (264, 247)
+    left_out = np.setdiff1d(everyone, central)
+    assert np.abs(columns[central]).max(1).max() <= np.abs(columns[left_out]).max(1).min()
+    tenth = np.sort(cdist(columns, columns), axis=1)[:, 9]  # of all rows, itself among them
+    assert tenth[dense].max() <= tenth[np.setdiff1d(everyone, dense)].min() + 1e-4
+    assert all(len(rows) >= 0.75 * 330 for rows in others)
 
 
-def test_a_part_is_of_units_that_lie_together_and_begins_with_trimming():
+def test_a_part_begins_with_trimming():
     @dataclass(frozen=True)
     class Parts(Distances):
         def subset(self, rows, *, coarse=False):
-            return replace(self, units=self.units[:rows] if isinstance(rows, int) else self.units[rows])
+            return replace(self, units=self.units[:rows])
 
-    problem = CappedProblem(Parts(UNITS), Parts(UNITS), RobustOptions(sample=1001), 0, near=torch.arange(20, 60))
-    part = problem.subset(10)
-    assert torch.equal(part.base.units, UNITS[20:30])
-    assert part.judge is part.base
-    assert (part.trimmings, part.options.sample, part.near) == (3, 333, None)
-    everyone = replace(problem, near=None).subset(10)
-    assert torch.equal(everyone.base.units, UNITS[:10])
+    part = CappedProblem(Parts(UNITS), None, RobustOptions(sample=1001), 0).subset(10)
+    assert torch.equal(part.base.units, UNITS[:10])
+    assert (part.trimmings, part.options.sample) == (3, 333)

@@ -102,7 +102,7 @@ def test_misfit_survives_a_wrong_fixed_scale():
     ("arguments", "message"),
     [
         ({"robust": "strong"}, "'outliers', 'misfit' or an otp.RobustOptions; got 'strong'"),
-        ({"robust": True, "method": "transport"}, "robust='outliers' needs the likelihood; got 'transport'"),
+        ({"robust": True, "method": "paper"}, "robust='outliers' needs the likelihood; got 'paper'"),
         ({"robust": "misfit", "method": "likelihood"}, "leave method at 'auto'"),
     ],
 )

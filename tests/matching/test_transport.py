@@ -10,12 +10,13 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.costs import Euclidean
 from otpdag.divergences import SlicedWasserstein, Wasserstein
 from otpdag.divergences.sliced import Quantiles
 from otpdag.engine.fit import recognise
 from otpdag.errors import ModelError
 from otpdag.matching.model_points import lay_out
-from otpdag.matching.transport_cost import neighbourhoods
+from otpdag.matching.transport_cost import ComparedRows, neighbourhoods
 from otpdag.settings import Direct
 
 SLOPES, NOISE = np.array([1.0, 0.9, 0.8, 0.7]), 0.6
@@ -129,6 +130,58 @@ def test_neighbourhoods_hold_families_and_siblings_once():
     model = otp.Model(graph, {node: m.Normal() for node in "habcde"})
     found = [set(group) for group in neighbourhoods(model.structure)]
     assert sorted(map(sorted, found)) == [["a", "b"], ["a", "c", "d"], ["c", "d", "e"]]
+
+
+@pytest.mark.parametrize(
+    "divergence", [SlicedWasserstein(p=1.0), Wasserstein(cost=Euclidean())], ids=["sliced", "exact"]
+)
+def test_partial_transport_is_that_of_pot(divergence):
+    """The price of leaving out rows is traded for what moving them costs: POT tries every share."""
+    rng, price = np.random.default_rng(5), 0.5
+    rows, points = rng.normal(size=(100, 1)), rng.normal(size=(80, 1))
+    rows[:10] = rng.normal(5.0, 0.1, size=(10, 1))
+    compared = ComparedRows(
+        torch.tensor(rows)[None], torch.ones(1, 100).double(), divergence, torch.ones(1, 1).double()
+    )
+    weight, cost = torch.full((1, 80), 1 / 80).double(), ot.dist(rows, points, metric="euclidean")
+    found = compared.matched(torch.tensor(points)[None], weight, torch.tensor([price]).double(), 0.6, rounds=100)
+    expected = [
+        ot.partial.partial_wasserstein2(np.full(100, 0.01), np.full(80, m / 80), cost, m=m - 1e-12) + price * (1 - m)
+        for m in np.linspace(0.6, 1.0, 41)
+    ]
+    assert found.total.item() == pytest.approx(min(expected), rel=0.03)
+    assert found.total.item() > min(expected) - 1e-3
+    assert set(np.flatnonzero(found.parts[0].numpy() < 0.25)) >= set(range(10))
+
+
+@pytest.mark.parametrize("unmatched", [0.12, "auto"])
+def test_rows_of_a_tight_cluster_stay_unmatched(unmatched):
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=500)
+    table = pd.DataFrame({"x": x, "y": 1.0 + x + 0.5 * rng.normal(size=500)})
+    table.iloc[:50] = rng.normal([3.0, -2.0], 0.1, size=(50, 2))
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    result = otp.fit(model, table, method=otp.transport(unmatched=unmatched), seed=0)
+    assert set(range(50)) <= set(result.unmatched)
+    assert len(result.unmatched) < 75
+    found = [float(np.squeeze(model.params()["y"][name])) for name in ("loc", "weight", "scale")]
+    np.testing.assert_allclose(found, [1.0, 1.0, 0.5], atol=0.12)
+
+
+def test_costs_of_nodes_are_summed_and_wrong_ones_named():
+    rng = np.random.default_rng(7)
+    method = otp.transport(divergence=Wasserstein(), points=32, costs={"n": "0/1", "x": "absolute"})
+    problem, points = laid_out(mixed_model(), mixed_table(40, rng), method, replicas=1)
+    (model, weight), rows = problem.model_side(points), problem.compared.rows[0].numpy()
+    model = model[0].numpy()
+    costs = np.abs(rows[:, None, 0] - model[None, :, 0]) + (rows[:, None, 1] != model[None, :, 1])
+    costs = costs + ((rows[:, None, 2:] - model[None, :, 2:]) ** 2).sum(-1)
+    expected = ot.emd2(np.full(40, 1 / 40), weight[0].numpy(), costs)
+    assert problem.loss(points).total.item() == pytest.approx(float(expected), rel=1e-9)
+    with pytest.raises(ModelError, match="cost of node 'n' must be one of 'squared', 'absolute', '0/1'; got 'same'"):
+        laid_out(mixed_model(), mixed_table(40, rng), otp.transport(costs={"n": "same"}))
+    with pytest.raises(ModelError, match="costs names node 'z', which is not observed"):
+        laid_out(mixed_model(), mixed_table(40, rng), otp.transport(costs={"z": "0/1"}))
 
 
 # -- points of the model ----------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class Quantiles:
 
     @classmethod
     def of(cls, along: Tensor, weight: Tensor, *, exact: bool = False) -> Quantiles:
-        """Of a sample (R or 1, K, N) with weights (R or 1, [K,] N); of a large one, means between levels unless exact."""
+        """Of a sample (R or 1, K, N) with weights (R or 1, [K,] N); of a large one, means between levels, or exact."""
         _, values, mass = _in_order(_array(along), _array(weight / weight.sum(-1, keepdim=True)))
         whole = cls(values, mass.cumsum(-1), is_even=bool((weight == weight.flatten()[0]).all()))
         if exact or values.shape[-1] <= MOST_LEVELS:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from otpdag.data import Batch, random_part
 from otpdag.divergences import SlicedWasserstein
+from otpdag.errors import ModelError
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.matching.model_points import ModelPoints, lay_out
 from otpdag.matching.transport_cost import (
@@ -81,7 +82,7 @@ class TransportRows(TableRows):
     """How much of each row is matched; None if all of them are."""
 
     def loss(self, point: Tensor) -> LossTerms:
-        """The transport cost and the price of what stays unmatched; by differences where a simulator has no gradient."""
+        """The transport cost and the price of what is unmatched; by differences where a simulator has no gradient."""
         cost = with_gradient(self._cost_and_slope, point) if self.jumps else self._cost(point)
         return LossTerms.of(cost, direct=cost)
 
@@ -225,7 +226,9 @@ class TransportRows(TableRows):
         """The cost of rows that the model itself makes at a point (1, P), as many as there are."""
         whole = replace(self.batch, mask={n: torch.ones_like(mask) for n, mask in self.batch.mask.items()})
         made = replace(self, batch=whole).drawn(point, self.rows, self.seed)
-        own = replace(self.compared, rows=self.columns.of_values(made.values), weight=self.columns.of_weights(made.weight))
+        own = replace(
+            self.compared, rows=self.columns.of_values(made.values), weight=self.columns.of_weights(made.weight)
+        )
         return float(own.cost(*replace(self, points=self.points.placed_at(self.naturals(point))).model_side(point)))
 
     def _every_row(self, points: Tensor) -> ComparedRows:
@@ -343,4 +346,7 @@ def transport_rows(
     divergence = chosen_divergence(direct, columns, points, batch.rows)
     compared = ComparedRows(columns.of_values(batch.values), columns.of_weights(batch.weight), divergence, along)
     own = TransportRows(structure, batch, shapes, direct, seed, columns, points, compared)
-    return replace(own, compared=own._without_gaps())
+    whole = own._without_gaps()
+    if direct.unmatched and (columns.windows > 1 or whole.weight.ndim > 2):
+        raise ModelError("unmatched leaves out whole rows: paths, and gaps without a density to fill them, have none")
+    return replace(own, compared=whole)
