@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
-from otpdag.divergences.base import AbstractDivergence, is_uniform, require_finite
+from otpdag.divergences.base import AbstractDivergence, require_finite
 from otpdag.errors import ModelError
 from otpdag.numerics import nearest
 
