@@ -137,7 +137,7 @@ def spoilt(frame: pd.DataFrame, kind: str, rng: np.random.Generator, categories:
     numbers = [column for column in frame if column not in categories]
     side, which = rng.normal(size=len(numbers)), rng.integers(len(numbers), size=len(rows))
     for number, column in enumerate(numbers):
-        old = frame[column].to_numpy(dtype=float)
+        old = frame[column].to_numpy(dtype=float, copy=True)
         middle, spread = np.median(old), old.std()
         place = 4 * side[number] / np.linalg.norm(side) + 0.1 * rng.normal(size=len(rows))
         wild = rng.choice([-1.0, 1.0], len(rows)) * rng.uniform(5.0, 10.0, len(rows))
