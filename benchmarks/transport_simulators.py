@@ -115,7 +115,7 @@ def departures(parents, noise, low, width, rate):
 def toggle(settings: Settings) -> Record:
     """2,000 cells after 300 steps: mean error of seven parameters, in shares of their ranges."""
 
-    def simulated(theta, generator, at_once=100):
+    def simulated(theta, generator, at_once=20):
         rows = []
         for part in theta.split(at_once):
             u = torch.randn(len(part), TOGGLE_CELLS, 2 * TOGGLE_STEPS + 1, generator=generator)
