@@ -18,7 +18,6 @@ DEFAULTS = {
         "debiased": True,
         "iterations": 1000,
         "tolerance": 0.001,
-        "scaling": 0.25,
     },
     "divergences.SlicedWasserstein": {"projections": 50, "p": 2.0},
     "divergences.Wasserstein": {"p": 1.0, "workers": 2},

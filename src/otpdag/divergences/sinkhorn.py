@@ -38,7 +38,6 @@ class Sinkhorn(AbstractDivergence):
         debiased: Subtract the two self-transport terms; otherwise return :math:`OT_\varepsilon` itself.
         iterations: Most sweeps over both potentials; a warning tells when they did not suffice.
         tolerance: Total violation of a marginal at which to stop.
-        scaling: Factor by which :math:`\varepsilon` is lowered from sweep to sweep, below 1.
 
     Example:
         >>> x, y = torch.tensor([[[0.0], [1.0]]]), torch.tensor([[[4.0], [3.0]]])
@@ -52,7 +51,6 @@ class Sinkhorn(AbstractDivergence):
     debiased: bool = True
     iterations: int = 1000
     tolerance: float = 1e-3
-    scaling: float = 0.25
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -62,8 +60,6 @@ class Sinkhorn(AbstractDivergence):
                 raise ModelError(f"`{name}` must be positive; got {getattr(self, name)}")
         if self.iterations < 1:
             raise ModelError(f"`iterations` must be at least 1; got {self.iterations}")
-        if not 0 < self.scaling < 1:
-            raise ModelError(f"`scaling` must lie between 0 and 1; got {self.scaling}")
 
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the divergence of checked samples."""
@@ -97,7 +93,7 @@ class Sinkhorn(AbstractDivergence):
 
     def _potentials(self, problem: _Problem, symmetric: bool) -> tuple[Tensor, Tensor]:
         """Find the dual potentials (R, N) and (R, M)."""
-        f, g = problem.start() if symmetric else problem.anneal(self.scaling)
+        f, g = problem.start() if symmetric else problem.anneal()
         tolerance = problem.attainable(self.tolerance)
         converged = torch.zeros_like(tolerance, dtype=torch.bool)
         for block in range(math.ceil(self.iterations / BLOCK)):
@@ -158,13 +154,13 @@ class _Problem:
         largest = self.costs.abs().amax((-2, -1)).unsqueeze(-1)
         return (4.0 * torch.finfo(largest.dtype).eps * largest / self.epsilon).clamp(min=tolerance)
 
-    def anneal(self, scaling: float) -> tuple[Tensor, Tensor]:
-        """Sweep in the log domain, lowering the temperature from the largest cost to epsilon."""
+    def anneal(self, factor: float = 0.25) -> tuple[Tensor, Tensor]:
+        """Sweep in the log domain, lowering the temperature by a factor from the largest cost to epsilon."""
         f, g = self.start()
         temperature = torch.maximum(self.costs.amax((-2, -1)).unsqueeze(-1), self.epsilon)
         f, g = self.softmin_rows(g, temperature), self.softmin_columns(f, temperature)
         while bool((temperature > self.epsilon).any()):
-            temperature = torch.maximum(temperature * scaling, self.epsilon)
+            temperature = torch.maximum(temperature * factor, self.epsilon)
             new_f, new_g = self.softmin_rows(g, temperature), self.softmin_columns(f, temperature)
             f, g = 0.5 * (f + new_f), 0.5 * (g + new_g)
         return f, g

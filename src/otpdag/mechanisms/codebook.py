@@ -7,8 +7,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, sum_cells
-from otpdag.mechanisms.normal import normal_log_density
+from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
 from otpdag.numerics import expand_to, nearest
 from otpdag.spaces import Count, Real, Space
@@ -81,17 +80,6 @@ class Codes(Mechanism):
         cumulative = expand_to(cumulative, noise.ndim + 1, event_dims=2)
         return torch.sigmoid((noise.unsqueeze(-1) - cumulative) / (0.1 * temperature)).sum(-1)
 
-    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
-        """Sum of the log-probabilities of the codes that are seen."""
-        logs = params["weights"].clamp(min=1e-30).log()  # (R, M, K)
-        rows = value.flatten(1, -2).mT.long()
-        replicas = max(len(rows), len(logs))
-        inside = rows.clamp(0, self.size - 1).expand(replicas, -1, -1)
-        log_probs = logs.expand(replicas, -1, -1).gather(-1, inside)
-        log_probs = torch.where((rows == rows.clamp(0, self.size - 1)), log_probs, -torch.inf).mT
-        log_probs = log_probs.reshape(replicas, *value.shape[1:])
-        return (log_probs if mask is None else torch.where(mask, log_probs, 0.0)).sum(-1)
-
 
 class _Codewords(Mechanism):
     """Codewords and their scales, which all positions share."""
@@ -153,11 +141,6 @@ class Codebook(_Codewords):
         """The codewords plus scaled noise."""
         mean, scale = self._named(params, parents)
         return mean + scale * noise
-
-    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
-        """Normal log-density, over the coordinates that are seen."""
-        mean, scale = self._named(params, parents)
-        return sum_cells(normal_log_density(value, mean, scale), mask)
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The codewords."""
