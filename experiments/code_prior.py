@@ -208,11 +208,6 @@ class CodeSequence(Mechanism):
         """A uniform number for each position."""
         return Noise(self.positions, "uniform")
 
-    @property
-    def correlated(self) -> bool:
-        """Codes depend on each other."""
-        return True
-
     def parameters(self) -> dict[str, Parameter]:
         """The network's parameters, those of all layers stacked."""
         d, deep = self.width, self.layers

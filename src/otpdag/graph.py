@@ -162,10 +162,7 @@ class Graph:
 
     @cached_property
     def _lagged_parents(self) -> dict[str, tuple[tuple[str, int], ...]]:
-        groups: dict[str, list[tuple[str, int]]] = {}
-        for edge in self.lags:
-            groups.setdefault(edge.child, []).append((edge.parent, edge.by))
-        return {child: tuple(parents) for child, parents in groups.items()}
+        return _grouped(self.nodes, ((edge.child, (edge.parent, edge.by)) for edge in self.lags))
 
     @cached_property
     def _all_parents(self) -> dict[str, tuple[str, ...]]:
@@ -238,8 +235,7 @@ class Graph:
         >>> Graph([lag("z", "z", by=2), ("z", "x")]).lagged_parents("z")
         (('z', 2),)
         """
-        self._known(node)
-        return self._lagged_parents.get(node, ())
+        return self._lagged_parents[self._known(node)]
 
     def ancestors(self, node: str) -> tuple[str, ...]:
         """Every other node from which ``node`` can be reached; lagged edges count."""
@@ -430,9 +426,9 @@ def _repeated(items: Iterable[T]) -> Iterator[T]:
         seen.add(item)
 
 
-def _grouped(nodes: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
-    """For each node the second names of its pairs, each once, in order."""
-    groups: dict[str, dict[str, None]] = {node: {} for node in nodes}
+def _grouped(nodes: Iterable[str], pairs: Iterable[tuple[str, T]]) -> dict[str, tuple[T, ...]]:
+    """For each node what stands second in its pairs, each once, in order."""
+    groups: dict[str, dict[T, None]] = {node: {} for node in nodes}
     for key, name in pairs:
         groups[key][name] = None
     return {node: tuple(names) for node, names in groups.items()}

@@ -92,7 +92,7 @@ def test_input_is_not_changed(frame: pd.DataFrame, grid: Graph) -> None:
 
 def test_dtype() -> None:
     schema = schema_of(x=Real(), c=Discrete(2))
-    batch = encode({"x": [1, 2], "c": [0, 1]}, schema, hidden=(), dtype=torch.float32)
+    batch = encode({"x": [1, 2], "c": [0, 1]}, schema, hidden=()).to(dtype=torch.float32)
     assert {tensor.dtype for tensor in (*batch.values.values(), batch.weight)} == {torch.float32}
     assert {tensor.dtype for tensor in batch.mask.values()} == {torch.bool}
 

@@ -204,4 +204,4 @@ def test_rows_without_weight_are_never_drawn():
 
 def test_the_default_bootstrap():
     said = inspect.signature(otp.FitResult.intervals).parameters
-    assert [said[name].default for name in ("draws", "level", "seed", "jobs")] == [200, 0.9, 0, 1]
+    assert [said[name].default for name in ("draws", "level", "seed", "jobs")] == [200, 0.95, 0, 1]

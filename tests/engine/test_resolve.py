@@ -240,10 +240,17 @@ def test_a_device_is_for_tables_and_images():
 
 
 @pytest.mark.parametrize(
-    "weights", [np.ones(5), np.ones((6, 30)), -np.ones(6), np.zeros(6), np.full(6, np.nan)], ids=lambda w: str(w.shape)
+    ("weights", "message"),
+    [
+        (np.ones(5), "weights must have one entry for each of the 6 sequences"),
+        (np.ones((6, 30)), "weights must have one entry for each of the 6 sequences"),
+        (-np.ones(6), "weights must be finite and at least 0; found -1.0 in those of sequences"),
+        (np.zeros(6), "weights must not all be 0"),
+        (np.full(6, np.nan), "weights must be finite and at least 0; found nan"),
+    ],
 )
-def test_weights_of_sequences_are_one_for_each(weights):
-    refused("sequences", "weights of sequences must be 6 numbers, one for each", DataError, weights=weights)
+def test_weights_of_sequences_are_one_for_each(weights, message):
+    refused("sequences", message, DataError, weights=weights)
 
 
 def hidden_number():

@@ -48,7 +48,7 @@ class Bare(m.Mechanism):
 def test_a_mechanism_that_says_nothing_has_nothing():
     node = Bare().setup(m.Family("x"))
     assert (node.noise.kind, protocols.relaxed_noise(node)) == ("normal", node.noise)
-    assert not any((node.is_given, node.has_density, node.correlated, protocols.can_abduct(node)))
+    assert not any((node.is_given, node.has_density, protocols.can_abduct(node)))
     assert not any((protocols.is_linear(node), protocols.has_closed_form(node)))
     assert node.parameters() == node.axes() == protocols.buffers_of(node) == {}
     assert node.start(torch.zeros(3, 2), {}, torch.ones(3)) == {}

@@ -90,4 +90,3 @@ def test_missing_coordinates_share_what_the_seen_ones_leave():
 def test_its_mean_is_in_proportion_to_the_concentrations():
     params = {"concentration": torch.as_tensor(ALPHA).reshape(1, 1, 3)}
     np.testing.assert_allclose(m.Dirichlet(3).setup(m.Family("x")).mean(params, {}).flatten(), ALPHA / ALPHA.sum())
-    assert m.Dirichlet(3).correlated

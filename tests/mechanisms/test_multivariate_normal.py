@@ -215,7 +215,6 @@ def test_a_vector_is_turned_with_its_covariances(problem):
     torch.testing.assert_close(
         mechanism.log_prob(turned, value * sign, parents), mechanism.log_prob(params, value, parents)
     )
-    assert (mechanism.correlated, m.MultivariateNormal(1).setup(m.Family("x")).correlated) == (True, False)
     one = m.MultivariateNormal(1).setup(m.Family("x"))
     shown = one.describe({"loc": torch.ones(1, 1, 1), "covariance": torch.full((1, 1, 1, 1), 4.0)})
     assert shown["covariance"].tolist() == [4.0]

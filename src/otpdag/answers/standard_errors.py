@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -213,8 +213,12 @@ def standard_errors(
     """
     point = point_of(fitted, problem.shapes)
     information = information_at(problem, point, errors)
-    table, described = without_errors(fitted), partial(_described, fitted, problem)
-    slopes = torch.autograd.functional.jacobian(described, point[0]).detach()
+    table = without_errors(fitted)
+
+    def numbers(flat: Tensor) -> Tensor:
+        return torch.cat([value[0].flatten() for value in described(fitted, problem, flat.unsqueeze(0)).values()])
+
+    slopes = torch.autograd.functional.jacobian(numbers, point[0]).detach()
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
     named = zip(table["node"], table["parameter"], strict=True)
@@ -229,7 +233,7 @@ def standard_errors(
     table["std_error"] = np.where(table["note"] == "", error, np.nan)
     table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
     if isinstance(problem, Units):
-        _add_one_sided(table, problem, point, slopes, described, level)
+        _add_one_sided(table, problem, point, slopes, numbers, level)
     return table, information.is_of_maximum
 
 
@@ -238,7 +242,7 @@ def _add_one_sided(
     problem: Units,
     point: Tensor,
     slopes: Tensor,
-    described: Callable[[Tensor], Tensor],
+    numbers: Callable[[Tensor], Tensor],
     level: float,
 ) -> None:
     r"""Write down how far what ran to the end of its range, where no event was seen, may lie inside.
@@ -254,7 +258,7 @@ def _add_one_sided(
         # raw coordinates are of order one where the data are
         moved = point.index_fill(1, slopes[place].abs().argmax(), 0.0)
         rise = problem.unit_mass.sum() * (problem.loss(moved).total - best).sum()
-        value, other = table["estimate"][place], described(moved[0])[place]
+        value, other = table["estimate"][place], numbers(moved[0])[place]
         is_rate = table["parameter"][place] == "log_rate"
         passed = torch.exp(other) if is_rate else -torch.log1p(-(other - value).abs())
         rows = float(rise / passed)
@@ -283,13 +287,16 @@ def without_errors(fitted: Fitted) -> pd.DataFrame:
     return table
 
 
-def _described(fitted: Fitted, problem: Problem, flat: Tensor) -> Tensor:
-    """All numbers that a user reads, of the raw parameters (P,)."""
-    names = [(node, name) for node, own in fitted.params().items() for name in own]
-    naturals = problem.naturals(flat.unsqueeze(0))
+def described(fitted: Fitted, problem: Problem, points: Tensor) -> dict[tuple[str, str], Tensor]:
+    """All parameters that a user reads (R, ...), of the raw ones (R, P), in the order of a table."""
+    naturals = problem.naturals(points)
     tables = {node: problem.structure.mechanisms[node].describe(own) for node, own in naturals.items()}
-    shown = [key for key in names if not key[1].startswith(("network.", "module."))]
-    return torch.cat([tables[node][name][0].flatten() for node, name in shown])
+    return {
+        (node, name): tables[node][name].expand(len(points), *tables[node][name].shape[1:])
+        for node, own in fitted.params().items()
+        for name in own
+        if not name.startswith(("network.", "module."))
+    }
 
 
 def _note(parameter: Parameter | None, value: float, is_untold: bool, slope: float) -> str:

@@ -28,8 +28,8 @@ from pandas.api.types import union_categoricals
 from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
-from otpdag.data.columns import Column, Floats, Schema, to_numpy
-from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, encode, read_weights, refuse_empty
+from otpdag.data.columns import Column, Floats, Schema, as_numbers, to_numpy
+from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, read_cells, read_weights, refuse_empty
 from otpdag.errors import DataError, OtpdagError, check_count, listed
 from otpdag.graph import Graph
 from otpdag.numerics import in_order
@@ -408,7 +408,7 @@ class Reading:
         first = self.starts[number]
         frame = frame if rows is None else frame.iloc[rows]
         try:
-            batch = encode(frame, self.schema, hidden=self.hidden, partial=True, largest=LARGEST)
+            batch = read_cells(frame, self.schema, hidden=self.hidden, partial=True, largest=LARGEST).batch()
         except DataError as error:
             raise DataError(f"{error} (counted from row {first} of the table)") from None
         if self.weight_column is None and self.weights is None:
@@ -564,11 +564,7 @@ def _distinct_part(frame: pd.DataFrame, number: int, reading: Reading) -> Batch:
 
 def weights_in(frame: pd.DataFrame, column: str | None) -> Floats:
     """The weights that a column holds."""
-    series = frame[column]
-    try:
-        own = series.to_numpy(dtype=np.float64, na_value=np.nan)
-    except (TypeError, ValueError, OverflowError):
-        raise DataError(f"weights must be numbers; column {column!r} holds {series.iloc[0]!r}") from None
+    own = as_numbers(frame[column], f"column {column!r}", "weights")
     check_weights(own, f"column {column!r}")
     return own
 

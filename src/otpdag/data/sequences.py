@@ -20,7 +20,7 @@ from torch import Tensor
 
 from otpdag.data.batch import Batch, mixed, row_hashes
 from otpdag.data.columns import Schema, Table, known_table, to_numpy
-from otpdag.data.table import encode
+from otpdag.data.table import encode, read_weights
 from otpdag.errors import DataError
 
 Lengths: TypeAlias = npt.NDArray[np.int64]
@@ -148,15 +148,8 @@ class SequenceBatch:
 
     def weighted(self, weights: npt.ArrayLike) -> SequenceBatch:
         """The same with one weight for each sequence."""
-        given = np.asarray(weights, dtype=float)
-        many = len(self.lengths)
-        if given.shape != (many,) or not np.isfinite(given).all() or (given < 0).any() or not given.any():
-            raise DataError(
-                f"weights of sequences must be {many} numbers, one for each sequence, none negative and not all zero; "
-                f"got shape {given.shape}"
-            )
-        given = given / given.mean()  # only how sequences weigh beside each other counts
-        steps = torch.as_tensor(given).to(self.steps.weight).repeat_interleave(self.lengths).unsqueeze(0)
+        given = read_weights(np.ravel(np.asarray(weights)), len(self.lengths), "sequences")
+        steps = torch.from_numpy(given).to(self.steps.weight).repeat_interleave(self.lengths, 1)
         return replace(self, steps=replace(self.steps, weight=steps))
 
     def lagged(self, tensor: Tensor, by: int) -> Tensor:
@@ -170,11 +163,9 @@ def _counted(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum())) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
 
 
-def encode_sequences(
-    data: Sequences, schema: Schema, *, hidden: Iterable[str], partial: bool = False, dtype: torch.dtype = torch.float64
-) -> SequenceBatch:
+def encode_sequences(data: Sequences, schema: Schema, *, hidden: Iterable[str], partial: bool = False) -> SequenceBatch:
     """Check sequences against a schema and turn them into a batch of the nodes that are not hidden."""
-    steps = encode(data.table, schema, hidden=hidden, partial=partial, dtype=dtype)
+    steps = encode(data.table, schema, hidden=hidden, partial=partial)
     return SequenceBatch(steps, torch.from_numpy(data.lengths))
 
 

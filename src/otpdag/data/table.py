@@ -34,17 +34,17 @@ LARGEST = 1e150
 """Numbers whose squares, and sums of those over many rows, are still finite."""
 
 
-def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int) -> Floats:
-    """Row weights ``(R or 1, rows)``, scaled to mean one."""
+def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int, of: str = "rows") -> Floats:
+    """Weights ``(R or 1, rows)`` of rows or other units, scaled to mean one."""
     if weights is None:
         return np.broadcast_to(1.0, (1, rows))
     array = np.atleast_2d(to_numpy(weights))
     if array.dtype.kind not in "biuf":
         raise DataError(f"weights must be numbers; got {weights!r:.60}")
     if array.ndim != 2 or array.shape[1] != rows:
-        raise DataError(f"weights must have one entry for each of the {rows} rows; got shape {np.shape(weights)}")
+        raise DataError(f"weights must have one entry for each of the {rows} {of}; got shape {np.shape(weights)}")
     array = array.astype(np.float64)
-    check_weights(array)
+    check_weights(array, "" if of == "rows" else f"those of {of}")
     largest = array.max(1, keepdims=True)
     if (largest == 0).any():
         raise DataError("weights must not all be 0; found only zeros")
@@ -182,9 +182,7 @@ class Cells:
         """Number of rows."""
         return self.weight.shape[1]
 
-    def batch(
-        self, dtype: torch.dtype = torch.float64, order: npt.NDArray[np.int64] | None = None, *, narrow: bool = False
-    ) -> Batch:
+    def batch(self, order: npt.NDArray[np.int64] | None = None, *, narrow: bool = False) -> Batch:
         """The rows as tensors of their own, in another order where one is given.
 
         The cells are used up on the way, so that a table is never held twice. A ``narrow`` batch has bytes for one-hot
@@ -197,16 +195,16 @@ class Cells:
             width = cells.shape[1]
             cells = cells.copy() if order is None else np.take(cells, order, axis=0)
             space = self.columns[node].space
-            values[node] = space.encode(cells, torch.uint8 if narrow and space.is_discrete else dtype)[None]
+            values[node] = space.encode(cells, torch.uint8 if narrow and space.is_discrete else torch.float64)[None]
             if cells.size and np.isnan(cells.min()):
                 mask[node] = torch.from_numpy(~np.isnan(cells))[None]
             else:
                 mask[node] = complete.setdefault(width, torch.ones(1, len(cells), width, dtype=torch.bool))
         alike = bool((self.weight == self.weight[:, :1]).all())
         if narrow and alike:
-            weight = torch.from_numpy(self.weight[:, :1].copy()).to(dtype).expand(-1, self.rows)
+            weight = torch.from_numpy(self.weight[:, :1].copy()).expand(-1, self.rows)
         else:
-            weight = torch.from_numpy(self.weight.copy() if order is None or alike else self.weight[:, order]).to(dtype)
+            weight = torch.from_numpy(self.weight.copy() if order is None or alike else self.weight[:, order])
         return Batch(values, mask, weight)
 
 
@@ -216,9 +214,7 @@ def encode(
     *,
     hidden: Iterable[str],
     weights: npt.ArrayLike | Tensor | None = None,
-    dtype: torch.dtype = torch.float64,
     partial: bool = False,
-    largest: float | None = None,
 ) -> Batch:
     """Check a table and turn it into a batch of the nodes that are not hidden.
 
@@ -231,9 +227,7 @@ def encode(
         hidden: Nodes to leave out; they must have no column.
         weights: Row weights ``(N,)``, or ``(R, N)`` for replicas that differ in their weights; scaled to mean
             one.
-        dtype: Floating type of the batch.
         partial: Allow columns that are absent or empty (all missing), and a single row.
-        largest: Refuse numbers of a larger size; by default such whose squares overflow, and none if ``partial``.
 
     Returns:
         A batch with one replica, or as many as ``weights`` has rows.
@@ -249,7 +243,7 @@ def encode(
     >>> batch.values["a"][0].tolist(), batch.mask["b"][0, :, 0].tolist()
     ([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [True, False, True])
     """
-    return read_cells(data, schema, hidden=hidden, weights=weights, partial=partial, largest=largest).batch(dtype)
+    return read_cells(data, schema, hidden=hidden, weights=weights, partial=partial).batch()
 
 
 def read_cells(
@@ -262,7 +256,10 @@ def read_cells(
     largest: float | None = None,
     least: int = 2,
 ) -> Cells:
-    """Check a table, as :func:`encode` does, and leave its cells where they are; it needs so many rows at ``least``."""
+    """Check a table, as :func:`encode` does, and leave its cells where they are; it needs so many rows at ``least``.
+
+    Numbers of more than the ``largest`` size are refused: by default such whose squares overflow, none if ``partial``.
+    """
     hidden = set(hidden)
     read = {node: column for node, column in schema.columns.items() if node not in hidden}
     frame = frame_of(data, read)

@@ -33,7 +33,7 @@ from otpdag.answers.linear_normal import (
 )
 from otpdag.answers.notes import point_of
 from otpdag.answers.queries import Effect
-from otpdag.answers.standard_errors import Errors, information_at, standard_errors, without_errors
+from otpdag.answers.standard_errors import Errors, described, information_at, standard_errors, without_errors
 from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.answers.transport import Plan
 from otpdag.data import Batch, Table
@@ -45,7 +45,6 @@ from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_le
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, units_of
-from otpdag.tables import estimates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,11 +171,13 @@ class FitResult:
             the index means (``at``); its ``attrs["stuck"]`` says how many draws did not settle, ``attrs["level"]`` what
             the level was.
         """
-        table = self._intervals(draws, level, seed, jobs)
-        if table.attrs["stuck"]:
-            text = f"{table.attrs['stuck']} of {draws} draws of the bootstrap did not settle: the intervals may be wide"
+        table, stuck = self._bootstrapped(draws, level, seed, jobs)
+        if stuck:
+            text = f"{stuck} of {draws} draws of the bootstrap did not settle: the intervals may be wide"
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
-        return table
+        table = table[table.pop("note") != "fixed"].set_index(["node", "parameter", "index"])
+        table.attrs |= {"stuck": stuck, "level": level}
+        return table[["estimate", "lower", "upper", "std_error", "at"]]
 
     def bootstrap(
         self, *, draws: int = 200, seed: int = 0, jobs: int = 1
@@ -192,7 +193,8 @@ class FitResult:
             For node and parameter an array (draws, ...) in the shape of ``model.params()``; NaN where a fit failed.
         """
         problem, points, _ = self._resampled("a bootstrap needs", draws, seed, jobs)
-        return described_parameters(problem, points)
+        shown = described(self.model.fitted, problem, points)
+        return {key: value.detach().numpy() for key, value in shown.items()}
 
     def _resampled(self, who: str, draws: int, seed: int, jobs: int) -> tuple[Units, Tensor, Tensor]:
         """The problem in units, where fits of resampled units ended (draws, P), and which of them settled (draws,)."""
@@ -203,21 +205,21 @@ class FitResult:
             raise ModelError("a bootstrap resamples rows, and there is one: a single path has no intervals")
         return problem, *bootstrap_draws(problem, point_of(self.model.fitted, problem.shapes), draws, seed, jobs)
 
-    def _intervals(self, draws: int, level: float, seed: int, jobs: int = 1) -> pd.DataFrame:
+    def _bootstrapped(self, draws: int, level: float, seed: int, jobs: int = 1) -> tuple[pd.DataFrame, int]:
+        """Percentile intervals in the table of a summary, with places in parameters; and how many draws were stuck."""
         check_level(level)
         problem, points, settled = self._resampled("intervals need", draws, seed, jobs)
-        drawn = described_parameters(problem, points).values()
-        spread = np.concatenate([one.reshape(len(points), -1) for one in drawn], 1)
-        table = estimates(self.model).rename(columns={"value": "estimate"})
-        table["index"] = [index for one in drawn for index in np.ndindex(one.shape[1:])]
-        table["lower"], table["upper"] = np.nanquantile(spread, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        table["std_error"] = np.nanstd(spread, axis=0, ddof=1)
+        shown, table = described(self.model.fitted, problem, points), without_errors(self.model.fitted)
+        table["index"] = [index for value in shown.values() for index in np.ndindex(value.shape[1:])]
+        numbers = torch.cat([value.reshape(draws, -1) for value in shown.values()], 1).detach().numpy()
+        table["lower"], table["upper"] = np.nanquantile(numbers, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        table["std_error"] = np.nanstd(numbers, axis=0, ddof=1)
+        notes, is_fixed = self._by_curvature(level, "information")[0]["note"], table["note"] == "fixed"
         # a resample that starts where the fit ended leaves what no data tell where it is
-        untold = self._by_curvature(level, "information")[0]["note"] == "not identified"
-        table.loc[untold.to_numpy(), ["lower", "upper", "std_error"]] = np.nan
-        learned = table[~table["fixed"]].set_index(["node", "parameter", "index"])
-        learned.attrs |= {"stuck": int((~settled).sum()), "level": level}
-        return learned[["estimate", "lower", "upper", "std_error", "at"]]
+        untold = ~is_fixed & (table["lower"].isna() | (notes == "not identified"))
+        table.loc[untold, "note"] = "not identified"
+        table.loc[is_fixed | untold, ["lower", "upper", "std_error"]] = np.nan
+        return table, int((~settled).sum())
 
     def _deterministic(self, who: str) -> Problem:
         if self.problem is None or self.method.optimiser.is_stochastic:
@@ -260,8 +262,9 @@ class FitResult:
         if "log-likelihood" not in facts:
             notes.append(f"no likelihood, AIC and BIC: {self._without_likelihood()}")
         if errors == "bootstrap":
-            table, said = self._bootstrapped(level, draws, seed)
-            kind = f"bootstrap, {draws} draws"
+            table, stuck = self._bootstrapped(draws, level, seed)
+            table, kind = table.drop(columns="index"), f"bootstrap, {draws} draws"
+            said = [f"{stuck} of {draws} draws of the bootstrap did not settle"] if stuck else []
         elif errors == "none":
             table, said, kind = without_errors(self.model.fitted), [], "none"
         else:
@@ -295,16 +298,6 @@ class FitResult:
         said = [] if is_maximum else ["the likelihood still rises from here: standard errors are not to be trusted"]
         kind = errors if isinstance(problem, Units) and problem.is_likelihood else "sandwich"
         return table, said, "observed information" if kind == "information" else kind
-
-    def _bootstrapped(self, level: float, draws: int, seed: int) -> tuple[pd.DataFrame, list[str]]:
-        drawn = self._intervals(draws, level, seed)
-        table = without_errors(self.model.fitted)
-        is_free = table["note"] != "fixed"
-        for column in ("std_error", "lower", "upper"):
-            table.loc[is_free, column] = drawn[column].to_numpy()
-        table.loc[is_free & table["lower"].isna(), "note"] = "not identified"
-        stuck = drawn.attrs["stuck"]
-        return table, [f"{stuck} of {draws} draws of the bootstrap did not settle"] if stuck else []
 
     def effect(
         self,
@@ -459,14 +452,3 @@ def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int 
         )
     settled = ended.converged & ~ended.failed
     return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point), settled
-
-
-def described_parameters(problem: Units, points: Tensor) -> dict[tuple[str, str], Array]:
-    """Parameters as a user reads them, for every row of ``points``: (R, ...)."""
-    naturals = problem.naturals(points)
-    described = {}
-    for node, mechanism in problem.structure.mechanisms.items():
-        for name, value in mechanism.describe(naturals[node]).items():
-            if name in mechanism.declared() and not name.startswith(("network.", "module.")):
-                described[node, name] = value.detach().expand(len(points), *value.shape[1:]).numpy()
-    return described

@@ -254,11 +254,6 @@ class Mechanism(ABC):
         beside = {name: parent.unsqueeze(-2) for name, parent in parents.items()}
         return self.log_prob(params, every.reshape(*(1,) * (ndim - 1), *every.shape), beside)
 
-    @property
-    def correlated(self) -> bool:
-        """Whether coordinates depend on each other given the parents."""
-        return False
-
     def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
         """Draw the cells of ``value`` that ``mask`` (R, ..., cells) does not keep, given those that it keeps."""
         return torch.where(mask, value, self.forward(params, parents, noise))

@@ -457,11 +457,6 @@ class Multinomial(Shares):
         before, beyond = sums[..., at - half], sums[..., (at + half).clamp(max=self.dim)]
         return sums[..., at] - before, beyond - before
 
-    @property
-    def correlated(self) -> bool:
-        """Always: the counts sum to the number of draws."""
-        return True
-
     def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
         """Divide the draws that the seen counts leave among the other categories."""
         probs = torch.where(mask, 0.0, torch.softmax(self.log_shares(params, parents, noise), -1))

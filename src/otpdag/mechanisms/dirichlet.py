@@ -107,11 +107,6 @@ class Dirichlet(Predicted):
         total = GAMMA.quantile(uniform[..., :1], concentration.sum(-1, keepdim=True))
         return GAMMA.cdf(value * total, concentration)
 
-    @property
-    def correlated(self) -> bool:
-        """Always: the coordinates sum to one."""
-        return True
-
     def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
         """Share what the seen coordinates leave among the others, in the proportions of a fresh vector.
 

@@ -90,11 +90,6 @@ class MultivariateNormal(Located):
         return True
 
     @property
-    def correlated(self) -> bool:
-        """Coordinates depend on each other."""
-        return self.dim > 1
-
-    @property
     def covariance_rows(self) -> int:
         """One covariance for each configuration of the discrete parents, or one for all."""
         return 1 if self.shared_covariance else self.predictor.rows

@@ -19,7 +19,7 @@ from otpdag.answers.standard_errors import Errors, free_parameters, likelihood_o
 from otpdag.answers.transport import Distance, Plan, transport_distance, transport_plan
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Label, Table, decode, known_table
-from otpdag.data.columns import to_numpy
+from otpdag.data.columns import frame_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable
 from otpdag.errors import (
     ApproximationWarning,
@@ -150,25 +150,17 @@ class Model(ModelBase):
             raise ModelError("of sequences, hidden categories can be predicted; for numbers use posterior or forecast")
         if node in self.structure.given:
             raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
-        blank = data if node in self.graph.hidden else self._without(data, self._known_schema()[node].names, partial)
+        blank = data if node in self.graph.hidden else self._without(data, self._known_schema()[node].names)
         batch, index = self._read_rows(blank, partial)
         notes: list[str] = []
         expected = queries.believe(self.fitted, batch, node, notes).expected
         return with_notes(pd.DataFrame(expected.numpy(), columns=list(columns), index=index), notes)
 
-    def _without(self, data: Table | SequenceTable, names: Sequence[str], partial: bool) -> Table:
+    def _without(self, data: Table | SequenceTable, names: Sequence[str]) -> pd.DataFrame:
         """The same table with empty cells in some columns."""
-        table = known_table(data)
-        if isinstance(table, pd.DataFrame):
-            return table.assign(**dict.fromkeys(names, np.nan))
-        rows = self._read_rows(table, partial)[0].rows  # what is no table is refused
-        if isinstance(table, Mapping):
-            return {**dict(table), **{name: np.full(rows, np.nan) for name in names}}
         schema = self._known_schema()
-        order = [name for node in schema.nodes for name in schema[node].names]
-        array = np.array(to_numpy(table), dtype=float).reshape(rows, len(order))
-        array[:, [order.index(name) for name in names]] = np.nan
-        return array
+        frame = frame_of(data, {node: schema[node] for node in self.graph.observed})
+        return frame.assign(**dict.fromkeys(names, np.nan))
 
     # -- queries --------------------------------------------------------------------------------------------------
 
