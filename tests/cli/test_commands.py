@@ -343,7 +343,7 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, model, data, message):
             "weights must be numbers, or name a column of a DataFrame; got 'wght'; it has shift, weight",
         ),
         (("--weights", "weight"), "weights names column 'weight', which is a node of the model"),
-        (("--weights", "label"), "column 'label' must hold weights; found 'x' in row"),
+        (("--weights", "label"), "column 'label' must hold numbers for weights; found 'x' in row"),
         (("--device", "cuda:7"), "device 'cuda:7' was asked for"),
         (("--device", "tpu"), "device must be 'cpu', 'cuda' or 'cuda:N'; got 'tpu'"),
         (("--device", "meta"), "device must be 'cpu', 'cuda' or 'cuda:N'; got 'meta'"),

@@ -564,7 +564,7 @@ def _distinct_part(frame: pd.DataFrame, number: int, reading: Reading) -> Batch:
 
 def weights_in(frame: pd.DataFrame, column: str | None) -> Floats:
     """The weights that a column holds."""
-    own = as_numbers(frame[column], f"column {column!r}", "weights")
+    own = as_numbers(frame[column], f"column {column!r}", "numbers for weights")
     check_weights(own, f"column {column!r}")
     return own
 

@@ -303,20 +303,13 @@ def check_unseen(known: Collection[Any], node: str, column: Column, what: str = 
 # -- and back ----------------------------------------------------------------------------------------------------------
 
 
-def decode(
-    values: Mapping[str, npt.ArrayLike | Tensor],
-    schema: Schema,
-    *,
-    mask: Mapping[str, npt.ArrayLike | Tensor] | None = None,
-) -> pd.DataFrame:
+def decode(values: Mapping[str, npt.ArrayLike | Tensor], schema: Schema) -> pd.DataFrame:
     """Turn values of nodes into a table, hidden nodes as well.
 
     Args:
         values: For each node an array ``(N, width)`` or ``(1, N, width)``; the category of a one-hot or soft
             row is its largest entry.
         schema: What the columns are called.
-        mask: For each node, or for some, which cells to show, ``(N, cells)`` or ``(1, N, cells)``; the others
-            become missing.
 
     Returns:
         One column for each cell, in the order of the schema, with labels restored and counts as integers.
@@ -336,40 +329,35 @@ def decode(
     rows: int | None = None
     for node in (name for name in schema.nodes if name in values):
         column = schema[node]
-        array = _two_dimensional(node, "values", values[node], column.space.width)
+        array = _two_dimensional(node, values[node], column.space.width)
         rows = len(array) if rows is None else rows
         if len(array) != rows:
             raise DataError(f"values of node {node!r} must have {rows} rows like the others; got {len(array)}")
-        shown = np.ones((rows, column.space.cells), dtype=bool)
-        if mask is not None and node in mask:
-            shown = _two_dimensional(node, "mask", mask[node], column.space.cells).astype(bool)
-            if len(shown) != rows:
-                raise DataError(f"mask of node {node!r} must have {rows} rows like its values; got {len(shown)}")
-        table.update(zip(column.names, _to_columns(array, column, shown), strict=True))
+        table.update(zip(column.names, _to_columns(array, column), strict=True))
     return pd.DataFrame(table)
 
 
-def _two_dimensional(node: str, argument: str, value: Any, width: int) -> npt.NDArray[Any]:
+def _two_dimensional(node: str, value: Any, width: int) -> npt.NDArray[Any]:
     array = to_numpy(value)
     if array.ndim == 1 and width == 1:
         array = array[:, None]
     elif array.ndim == 3 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != 2 or array.shape[1] != width:
-        raise DataError(f"{argument} of node {node!r} must have shape (rows, {width}); got {np.shape(value)}")
+        raise DataError(f"values of node {node!r} must have shape (rows, {width}); got {np.shape(value)}")
     return array
 
 
-def _to_columns(array: npt.NDArray[Any], column: Column, shown: npt.NDArray[np.bool_]) -> list[Any]:
-    """One column for each cell, missing where not shown or NaN."""
+def _to_columns(array: npt.NDArray[Any], column: Column) -> list[Any]:
+    """One column for each cell, missing where NaN."""
     cells = column.space.decode(array)
-    shown = shown & ~np.isnan(cells)
+    shown = ~np.isnan(cells)
     if column.space.is_discrete:
         codes = np.where(shown[:, 0], cells[:, 0], 0).astype(np.int64)
         return [_categories(codes, column.labels, shown[:, 0])]
     if column.space.is_countable:
         return [_whole(numbers, seen) for numbers, seen in zip(cells.T, shown.T, strict=True)]
-    return list(np.where(shown, cells, np.nan).T)
+    return list(cells.T)
 
 
 def _whole(numbers: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> Any:
