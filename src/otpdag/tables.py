@@ -11,11 +11,12 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import Label
+from otpdag.data.columns import cell_names
 from otpdag.mechanisms import Axis
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.structure import Structure
 
-__all__ = ["cell_names", "estimates", "interval_ends"]
+__all__ = ["estimates", "interval_ends"]
 
 
 class Described(Protocol):
@@ -128,12 +129,3 @@ def _names_along(model: Described, node: str, axis: Axis) -> list[list[str]]:
         [str(label) if owner == node else f"{owner}={label}" for label in model.labels(model.structure.base(owner))]
         for owner, _ in axis.categories
     ]
-
-
-def cell_names(node: str, width: int) -> list[str]:
-    """Names of a node's numbers: its own, or numbered.
-
-    >>> cell_names("x", 1), cell_names("x", 2)
-    (['x'], ['x.0', 'x.1'])
-    """
-    return [node] if width == 1 else [f"{node}.{i}" for i in range(width)]

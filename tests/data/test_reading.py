@@ -125,9 +125,9 @@ def test_bad_tables(data: Any, message: str) -> None:
 
 
 def test_a_node_of_several_cells_has_numbered_columns():
-    assert cell_names("x", Real()) == ("x",)
-    assert cell_names("k", Discrete(5)) == ("k",)
-    assert cell_names("x", Real(3)) == ("x.0", "x.1", "x.2")
+    assert cell_names("x", Real().cells) == ("x",)
+    assert cell_names("k", Discrete(5).cells) == ("k",)
+    assert cell_names("x", Real(3).cells) == ("x.0", "x.1", "x.2")
 
 
 def test_messages_name_the_column_and_its_node_where_that_is_another():

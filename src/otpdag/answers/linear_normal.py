@@ -21,12 +21,12 @@ from scipy import special  # scipy.stats takes as long to import as pandas
 from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
+from otpdag.data.columns import cell_names
 from otpdag.errors import ModelError
 from otpdag.likelihood.linear_normal import NormalFit, RowGroups, centre_of, structural_equations
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import is_linear_normal
 from otpdag.mechanisms import Normal
-from otpdag.tables import cell_names
 
 Array = NDArray[np.float64]
 Rotation = Literal["varimax", "oblimin"]

@@ -51,9 +51,13 @@ class Column:
     names: tuple[str, ...]
 
 
-def cell_names(node: str, space: Space) -> tuple[str, ...]:
-    """The columns of a node: its own name, or ``x.0``, ``x.1`` and so on if it has several cells."""
-    return (node,) if space.cells == 1 else tuple(f"{node}.{cell}" for cell in range(space.cells))
+def cell_names(node: str, cells: int) -> tuple[str, ...]:
+    """The columns of a node: its own name, or numbered if it has several cells.
+
+    >>> cell_names("x", 1), cell_names("x", 2)
+    (('x',), ('x.0', 'x.1'))
+    """
+    return (node,) if cells == 1 else tuple(f"{node}.{cell}" for cell in range(cells))
 
 
 def column_title(node: str, name: str) -> str:
@@ -222,7 +226,7 @@ class Schema:
         for node in graph.nodes:
             if node not in spaces:
                 raise DataError(f"spaces must have an entry for every node; node {node!r} has none")
-        plain = {node: Column(spaces[node], None, cell_names(node, spaces[node])) for node in graph.nodes}
+        plain = {node: Column(spaces[node], None, cell_names(node, spaces[node].cells)) for node in graph.nodes}
         _check_claims(plain)
         if data is None:
             return cls(plain)

@@ -322,5 +322,5 @@ def _levels(ax: Axes, seen: pd.Series[Any], made: pd.Series[Any]) -> None:
 
 def observed_columns(model: Model, data: pd.DataFrame) -> list[tuple[str, str]]:
     """Observed nodes with the columns that show them, in the order of the graph."""
-    named = [(node, name) for node in model.graph.observed for name in cell_names(node, model.spaces[node])]
+    named = [(node, name) for node in model.graph.observed for name in cell_names(node, model.spaces[node].cells)]
     return [(node, name) for node, name in named if name in data.columns]
