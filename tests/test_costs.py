@@ -14,13 +14,15 @@ from otpdag.costs import (
     FunctionCost,
     SmoothL1,
     SquaredEuclidean,
+    SumOfCosts,
     as_cost,
 )
 from otpdag.errors import DataError, ModelError
 
-CLASSES = [getattr(costs, name) for name in costs.__all__ if name != "FunctionCost"]
+CLASSES = [getattr(costs, name) for name in costs.__all__ if name not in ("FunctionCost", "SumOfCosts")]
 ALL = [cls() for cls in CLASSES if inspect.isclass(cls) and not inspect.isabstract(cls)]
 ALL.append(FunctionCost(lambda x, y: (x - y).abs().sum(-1)))
+ALL.append(SumOfCosts(((slice(0, 1), Euclidean()), (slice(1, None), SquaredEuclidean()))))
 
 
 def simplex(*shape, seed=0, dtype=torch.float64):

@@ -328,7 +328,6 @@ def test_methods_that_the_data_are_not_fitted_by_are_refused(kind, method, messa
 @pytest.mark.parametrize(
     ("kind", "arguments", "message", "error"),
     [
-        ("table", {"method": "transport"}, "robust='outliers' needs the likelihood; got 'transport'", ModelError),
         ("table", {"method": "paper"}, "robust='outliers' needs the likelihood; got 'paper'", ModelError),
         ("sequences", {"method": "transport"}, "robust='outliers' needs the likelihood", ModelError),
         ("sequences", {}, "leaves out whole sequences: it needs at least 30; got 6", DataError),
