@@ -199,7 +199,7 @@ def problem_of(name):
         pools = Pools(problem.batch.first(20), problem.batch.take, problem.rows, number=3, seed=0)
         return StreamedRows(problem, pools), points
     options = RobustOptions(sample=100)
-    return CappedProblem(problem, problem, options, 0).laid_out_for(points), points
+    return CappedProblem(problem, None, options, 0).laid_out_for(points), points
 
 
 # -- values -----------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def test_entropic_is_maximum_likelihood_unless_told_otherwise():
 def test_transport_goes_either_way():
     direct = otp.transport(points=64)
     assert direct.objective == Objective(reconstruction=0.0, direct=Direct(points=64))
-    assert (direct.evaluation, direct.optimiser) == (ClosedForm(), Deterministic(steps=400))
+    assert (direct.evaluation, direct.optimiser) == (ClosedForm(), Deterministic(steps=400, tolerance=1e-7))
     backward = otp.transport("backward", batch_size=64, learning_rate=0.1, hidden_layers=(4,))
     assert backward.objective == Objective(push_forward=PushForward(1.0, Energy()))
     assert backward.evaluation == Drawn(noise="abducted", batch_size=64, hidden_layers=(4,))
