@@ -101,7 +101,7 @@ def test_transport_goes_either_way():
     assert backward.objective == Objective(push_forward=PushForward(1.0, Energy()))
     assert backward.evaluation == Drawn(noise="abducted", batch_size=64, hidden_layers=(4,))
     assert backward.optimiser == Adam(steps=3000, learning_rate=0.1)
-    with pytest.raises(ModelError, match="divergence and points are of the route 'direct'"):
+    with pytest.raises(ModelError, match="divergence, costs, unmatched and points are of the route 'direct'"):
         otp.transport("backward", points=3)
     with pytest.raises(ModelError, match="route must be 'direct' or 'backward'; got 'forward'"):
         otp.transport("forward")
