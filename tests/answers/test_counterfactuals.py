@@ -120,3 +120,14 @@ def test_too_many_worlds_are_refused():
     settings = {"t": model._setting("t", 1, 20)}
     with pytest.raises(otp.errors.ModelError, match="over 30 cases at node"):
         counterfactual_worlds(model.fitted, batch, settings, draws=10, seed=0, most=30)
+
+
+def test_counts_far_out_in_a_tail_have_an_answer():
+    """Digits of uniform noise do not tell such counts apart: what is left of them must end somewhere, and add up."""
+    model = otp.Model(otp.Graph([("x", "k")]), {"x": m.Normal(), "k": m.Poisson()})
+    model.set_params({"x": {"loc": 0.0, "scale": 1.0}, "k": {"log_rate": 0.0, "weight": [1.0]}})
+    rows = pd.DataFrame({"x": [0.0, 0.0, 0.0], "k": [14, 19, 40]})
+    answer = model.counterfactual(rows, {"x": 1.0})["k"].to_numpy(dtype=float)
+    assert np.isfinite(answer).all()
+    assert (np.diff(answer) >= 0).all()
+    assert answer[0] > 14

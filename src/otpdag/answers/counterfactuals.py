@@ -193,13 +193,17 @@ def _predicted(fitted: Fitted, node: str, worlds: Worlds, generator: torch.Gener
         return replace(worlds, after={**worlds.after, node: value})
     low, end = (noise(worlds.before[node], worlds.before, torch.full_like(level, at)) for at in (0.0, 1.0))
     whole, index, parts = end - low, torch.arange(len(low)), []
+    ahead = torch.full_like(whole, SLIVER)
     while len(index):
         # value by value: the one that noise just above makes, and where the interval of that value ends
-        here, above = worlds.take(index, torch.ones(1)), low + SLIVER * whole
+        here, above = worlds.take(index, torch.ones(1)), low + ahead * whole
         value = made(here.after, above)
         top = noise(value, here.after, torch.ones_like(above)).clamp(above, end)
-        part = here.take(torch.arange(len(index)), ((top - low) / whole)[:, 0])
+        share = torch.where(whole > 0, (top - low) / whole, torch.ones_like(whole))[:, 0]
+        part = here.take(torch.arange(len(index)), share)
         parts.append(replace(part, after={**part.after, node: value}))
         left = (end - top > SLIVER * whole)[:, 0]
-        index, low, end, whole = index[left], top[left], end[left], whole[left]
+        # far out in a tail, digits do not tell where an interval ends: the next look is then further ahead
+        ahead = torch.where(top > above, SLIVER, 4 * ahead)
+        index, low, end, whole, ahead = index[left], top[left], end[left], whole[left], ahead[left]
     return Worlds.joined(parts)
