@@ -61,8 +61,8 @@ class Direct:
             rows and listed states, Sinkhorn's, which is smooth where the others have kinks.
         costs: Ground costs of nodes, in units of their spread, for a divergence that has one: a cost, a function of two
             values, ``"squared"`` (the default), ``"absolute"`` or ``"0/1"``.
-        unmatched: The share of the rows that the model need not explain, or ``"auto"``: as many as pay, where leaving
-            out a tenth of them must lower the cost by more than chance explains.
+        unmatched: The share of the rows that the model need not explain, or ``"auto"``: the least
+            share without which chance may explain the cost of the others.
         most_unmatched: Of ``"auto"``: the largest share.
         points: Points that stand for the model.
         states: Joint states of categories that are listed; further categories, and counts, are drawn.

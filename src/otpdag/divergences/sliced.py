@@ -162,6 +162,44 @@ class Quantiles:
         return _begun((self.values * (self.ends - self._starts)).cumsum(-1))
 
 
+@dataclass(frozen=True)
+class MergedOrder:
+    """A sample and points in one order along directions: where masses alone change, W1 takes no further sort."""
+
+    order: Tensor
+    """Of both together (K, N + M)."""
+    places: Tensor
+    """Of the sample in it (K, N)."""
+    gaps: Tensor
+    """Distances of neighbours (K, N + M - 1)."""
+    other: Tensor
+    """Masses of the points (M,)."""
+
+    @classmethod
+    def of(cls, along: Tensor, points: Tensor, weight: Tensor) -> MergedOrder:
+        """Of a sample (K, N) and points (K, M) with weights (M,) that sum to one."""
+        both = torch.cat([along, points], -1).detach()
+        order = torch.from_numpy(np.argsort(both.cpu().numpy(), -1)).to(both.device)
+        places = order.argsort(-1)[:, : along.shape[-1]]
+        return cls(order, places, both.gather(-1, order).diff(dim=-1), weight.detach())
+
+    def potentials(self, mass: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Dual potentials (N,) of the sample with masses (N,) that sum to one, and the mean cost.
+
+        .. math:: W_1 = \int |F - G|, \qquad \partial W_1 / \partial m_i = \int_{x_i}^\infty \text{sign}(F - G)
+
+        >>> merged = MergedOrder.of(torch.tensor([[0.0, 3.0]]), torch.tensor([[1.0]]), torch.ones(1))
+        >>> merged.potentials(torch.tensor([0.5, 0.5]))
+        (tensor([-1.,  0.]), tensor(1.5000))
+        """
+        signed = torch.cat([mass, -self.other]).expand(len(self.order), -1).gather(-1, self.order)
+        above = signed.cumsum(-1)[:, :-1]
+        slope = above.sign() * self.gaps
+        whole = slope.sum(-1, keepdim=True)
+        beyond = torch.cat([whole, whole - slope.cumsum(-1)], -1)
+        return beyond.gather(-1, self.places).mean(0), (above * slope).sum(-1).mean()
+
+
 def _array(values: Tensor) -> Array:
     return values.detach().cpu().double().numpy()
 

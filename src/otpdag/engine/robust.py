@@ -2,8 +2,8 @@ r"""Fits that survive outliers: starts that do not see them, and how much of eac
 
 A compact group of outliers and a small component of the model look alike to a likelihood: it rewards whoever explains
 a tight group. A transport cost does not. So starts from several guesses of the clean rows are compared by partial
-transport between rows and model, where leaving out rows has a price
-(:meth:`~otpdag.matching.transport_cost.ComparedRows.matched`).
+transport between rows and model: by the least share of the rows that must be left out until chance may explain the
+cost of the others (:meth:`~otpdag.matching.transport_rows.TransportRows.left_out`).
 
 From the best of them on, fits and weights alternate. The data's mass in a region of low model density may not exceed a
 little more than the model's own mass there; what exceeds it is left untransported. Regions are cut by the row's loss
@@ -243,12 +243,12 @@ class TransportJudge:
         return cls(whole.subset(JUDGED_ROWS), whole)
 
     def __call__(self, points: Tensor) -> Tensor:
-        """What the model costs (R,) with the rows that it leaves out."""
-        return _placed(self.part, points).partial(points).total
+        """The share of the rows (R,) that the model must leave out."""
+        return _placed(self.part, points).left_out(points)
 
     def explained(self, points: Tensor) -> Tensor:
         """Which rows (R, N) the model explains."""
-        return _placed(self.whole, points).explained(points)
+        return _placed(self.whole, points).explained(points, self(points))
 
 
 def _placed(problem: TransportRows, points: Tensor) -> TransportRows:

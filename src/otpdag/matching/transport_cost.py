@@ -12,7 +12,7 @@ localisation: what no neighbourhood shows, such as dependence of nodes far apart
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
@@ -25,7 +25,7 @@ from otpdag.costs import SumOfCosts, ground_cost
 from otpdag.data import Batch
 from otpdag.divergences import Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.divergences.sliced import Quantiles
+from otpdag.divergences.sliced import MergedOrder, Quantiles
 from otpdag.errors import ModelError
 from otpdag.matching.model_points import ModelPoints
 from otpdag.settings import Direct
@@ -162,69 +162,100 @@ class ComparedRows:
     def _quantiles(self) -> Quantiles:
         return Quantiles.of((self.rows @ self.directions).mT, self.weight)
 
-    def displacements(self, points: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """What each row (R, N) adds to the cost if it weighs a little more, and the cost (R,), their weighted mean.
+    def matchings(self, points: Tensor, weight: Tensor) -> list[Matching]:
+        """Partial transport to points (R or 1, M, d) with weights (R or 1, M): a problem for each replica."""
+        sides = (self.rows, self.weight, points.detach(), weight.detach())
+        each = ([side[one % len(side)] for side in sides] for one in range(max(map(len, sides))))
+        return [Matching(self._potentials(rows, *model), mass / mass.sum()) for rows, mass, *model in each]
 
-        They are the dual potentials of the rows: the gradient of the cost in their weights.
-        """
-        replicas = max(len(one) for one in (self.rows, self.weight, points, weight))
-        mass = (self.weight / self.weight.sum(-1, keepdim=True)).expand(replicas, -1).detach().requires_grad_()
-        if isinstance(self.divergence, SlicedWasserstein):
-            along, points = ((one @ self.directions).mT.detach() for one in (self.rows, points))
-            cost = Quantiles.of(points, weight.detach()).cost(along, mass, self.divergence.p).mean(-1)
-        else:
-            cost = self.divergence(self.rows, points.detach(), mass, weight.detach())
-        (potential,) = torch.autograd.grad(cost.sum(), mass)
-        mass, cost = mass.detach(), cost.detach()
-        return potential - (mass * potential).sum(-1, keepdim=True) + cost.unsqueeze(-1), cost
+    def _potentials(self, rows: Tensor, points: Tensor, weight: Tensor) -> Potentials:
+        """What rows (N, d) of masses (N,) that sum to one add to the cost if they weigh more, and the cost."""
+        divergence, sliced = self.divergence, isinstance(self.divergence, SlicedWasserstein)
+        along, to = ((one @ self.directions).mT for one in (rows, points)) if sliced else (rows, points)
+        if isinstance(divergence, SlicedWasserstein) and divergence.p == 1:
+            return MergedOrder.of(along, to, weight).potentials
 
-    def matched(self, points: Tensor, weight: Tensor, price: Tensor, least: float, rounds: int = 16) -> Partial:
-        r"""Partial transport: the model is matched with the part of the rows that it can explain.
+        def differentiated(mass: Tensor) -> tuple[Tensor, Tensor]:
+            leaf = mass.detach().requires_grad_()
+            if isinstance(divergence, SlicedWasserstein):
+                cost = Quantiles.of(to[None], weight[None]).cost(along[None], leaf[None], divergence.p).mean()
+            else:
+                cost = divergence(rows[None], points[None], leaf[None], weight[None])[0]
+            return torch.autograd.grad(cost, leaf)[0], cost.detach()
 
-        .. math:: \min_{0 \le m_i \le 1} \; \bar m \, W_c\Big(\frac{\sum_i m_i \delta_{x_i}}{n \bar m}, P_\theta\Big)
-                  + \lambda (1 - \bar m), \qquad \bar m \ge \text{least}
+        return differentiated
 
-        It is convex in the matched parts m; the steps of Frank and Wolfe (1956) are taken towards the rows whose
-        displacement is below the price.
+    def matched(self, points: Tensor, weight: Tensor, left_out: Tensor, rounds: int = 16) -> Partial:
+        """Partial transport of all replicas, each with at most such a share (R,) of the rows left out."""
+        problems = self.matchings(points, weight)
+        each = [problems[one % len(problems)].leaving(float(share), rounds) for one, share in enumerate(left_out)]
+        return Partial(*(torch.stack([getattr(one, name) for one in each]) for name in ("parts", "cost", "share")))
 
-        Args:
-            points: Of the model (R or 1, M, d).
-            weight: Their weights (R or 1, M).
-            price: What leaving out all rows would cost (R,); where it is zero, as much is left out as may be.
-            least: The share of the rows that must be matched.
-            rounds: Steps.
-        """
-        share = self.weight / self.weight.sum(-1, keepdim=True)
-        parts = torch.ones_like(share).expand(len(price), -1)
-        best = Partial(parts, torch.full_like(price, torch.inf), torch.ones_like(price), price)
-        for number in range(rounds):
-            moved, cost = replace(self, weight=self.weight * parts).displacements(points, weight)
-            best = best.or_better(Partial(parts, cost, (parts * share).sum(-1), price))
-            order = moved.argsort(-1)
-            before = share.expand_as(moved).gather(-1, order).cumsum(-1) - share.expand_as(moved).gather(-1, order)
-            must = torch.zeros_like(moved).scatter(-1, order, (before < least).to(moved))
-            wanted = torch.maximum(must, (moved <= price.unsqueeze(-1)).to(moved))
-            parts = parts + (wanted - parts) * 2 / (number + 3)
+
+Potentials = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Matching:
+    r"""The model is matched with the part of the rows, of masses ``share`` (N,), that it can explain.
+
+    .. math:: \min_{0 \le m_i \le 1} \; \bar m \, W_c\Big(\frac{\sum_i m_i \delta_{x_i}}{n \bar m}, P_\theta\Big),
+              \qquad \bar m \ge 1 - s
+
+    It is convex in the matched parts m; the steps of Frank and Wolfe (1956) are taken towards the rows of the lowest
+    dual potentials.
+    """
+
+    potentials: Potentials
+    share: Tensor
+
+    def leaving(self, left_out: float, rounds: int = 16) -> Partial:
+        """The best after so many steps with at most such a share s left out."""
+        parts, best = torch.ones_like(self.share), None
+        for number in range(rounds if left_out > 0 else 1):
+            mass = self.share * parts
+            potential, cost = self.potentials(mass / mass.sum())
+            found = Partial(parts, cost, mass.sum())
+            best = found if best is None or found.total < best.total else best
+            order = potential.argsort()
+            before = self.share[order].cumsum(0) - self.share[order]
+            kept = ((1 - left_out - before) / self.share[order].clamp(min=1e-300)).clamp(0, 1)
+            parts = parts + (torch.zeros_like(parts).scatter(0, order, kept) - parts) * 2 / (number + 3)
+        assert best is not None, "at least one round"
         return best
+
+    def costs(self, left_out: Tensor) -> Tensor:
+        """Costs (G,) with at most such shares (G,) left out, rising."""
+        each = [self.leaving(float(share), rounds=12).cost for share in left_out]
+        return torch.stack(each).cummin(0).values
 
 
 @dataclass(frozen=True)
 class Partial:
-    """The matched parts (R, N) of rows, the cost (R,) of moving them to the model, and their share of all (R,)."""
+    """The matched parts (..., N) of rows, the cost (...) of moving them to the model, and their share of all (...)."""
 
     parts: Tensor
     cost: Tensor
     share: Tensor
-    price: Tensor
 
     @property
     def total(self) -> Tensor:
-        """The cost with the price of what is left out (R,)."""
-        return self.share * self.cost + self.price * (1 - self.share)
+        """The cost of the whole mass that is moved."""
+        return self.share * self.cost
 
-    def or_better(self, other: Partial) -> Partial:
-        """Of each replica the cheaper one."""
-        better = other.total < self.total
-        parts = torch.where(better.unsqueeze(-1), other.parts, self.parts)
-        cost, share = torch.where(better, other.cost, self.cost), torch.where(better, other.share, self.share)
-        return Partial(parts, cost, share, self.price)
+
+def least_left_out(left_out: Tensor, costs: Tensor, enough: float) -> Tensor:
+    """The share (...) at which falling costs (..., G) at rising shares (G,) come down to ``enough``.
+
+    Where they never do, the largest share and what is missing; where they always are, minus what is to spare.
+
+    >>> shares = torch.tensor([0.0, 0.1, 0.2])
+    >>> least_left_out(shares, torch.tensor([[3.0, 1.0, 1.0], [1.5, 1.0, 1.0], [9.0, 9.0, 3.0]]), 2.0)
+    tensor([ 0.0500, -0.5000,  1.2000])
+    """
+    at = (costs > enough).sum(-1, keepdim=True).clamp(1, len(left_out) - 1)
+    before, after = costs.gather(-1, at - 1), costs.gather(-1, at)
+    within = left_out[at - 1] + (left_out[at] - left_out[at - 1]) * (before - enough) / (before - after)
+    spare, missing = costs[..., 0] - enough, costs[..., -1] - enough
+    found = torch.where(missing > 0, left_out[-1] + missing, within[..., 0])
+    return torch.where(spare <= 0, spare, found)

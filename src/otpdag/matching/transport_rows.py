@@ -29,6 +29,7 @@ from otpdag.matching.transport_cost import (
     Partial,
     chosen_divergence,
     directions,
+    least_left_out,
     neighbourhoods,
 )
 from otpdag.numerics import FixedPoint
@@ -39,11 +40,14 @@ from otpdag.structure import Naturals, Structure
 SETTLED = 0.2
 """Standard errors of a mean, roughly, by which estimates may still change when they count as settled."""
 
-LEFT_OUT_BY_CHANCE = 10.0
-"""The price of leaving out all rows, in costs that chance explains: a tenth of them must pay for as much."""
-
 BY_CHANCE = 1.5
-"""Times the cost that chance explains on average up to which chance may be it."""
+"""Times the lowest cost that any estimate has, whatever it leaves out, up to which chance may explain a cost."""
+
+FITTED = 0.5
+"""Cost of rows to which a model was fitted, as a share of that of rows that it makes: what may be expected at least."""
+
+TRIED_SHARES = 8
+"""Of the rows, at which is looked how the cost falls with what is left out."""
 
 LEAST_PART = 0.25
 """Matched part below which a row counts as left out: of rows in groups of outliers hardly anything is matched, while
@@ -82,7 +86,7 @@ class TransportRows(TableRows):
     """How much of each row is matched; None if all of them are."""
 
     def loss(self, point: Tensor) -> LossTerms:
-        """The transport cost and the price of what is unmatched; by differences where a simulator has no gradient."""
+        """The transport cost of what is matched; by differences where a simulator has no gradient."""
         cost = with_gradient(self._cost_and_slope, point) if self.jumps else self._cost(point)
         return LossTerms.of(cost, direct=cost)
 
@@ -215,12 +219,25 @@ class TransportRows(TableRows):
 
     def partial(self, points: Tensor) -> Partial:
         """Partial transport at these replicas: the rows that the model explains, and what that costs."""
-        direct, model = self.direct, self.model_side(points.detach())
-        least = direct.most_unmatched if direct.unmatched == "auto" else direct.unmatched
-        price = points.new_zeros(len(points))
-        if direct.unmatched == "auto":
-            price += LEFT_OUT_BY_CHANCE * min(self._chance(point) for point in points.detach().split(1))
-        return self._every_row(points).matched(*model, price, 1 - least)
+        left_out = points.new_full((len(points),), 0.0 if self.direct.unmatched == "auto" else self.direct.unmatched)
+        if self.direct.unmatched == "auto":
+            left_out = self.left_out(points).clamp(0.0, self.direct.most_unmatched)
+        return self._every_row(points).matched(*self.model_side(points.detach()), left_out)
+
+    def left_out(self, points: Tensor) -> Tensor:
+        """The least share of the rows (R,) without which chance may explain the cost of the others.
+
+        It is the index of fit of Rudas, Clogg and Lindsay (1994), by transport. What chance explains is told by the
+        lowest cost that any of these replicas has, with whatever left out. Beyond the largest share that may be, it
+        grows with the cost that is left; below zero, with what is to spare (:func:`least_left_out`).
+        """
+        points = points.detach()
+        shares = torch.linspace(0.0, self.direct.most_unmatched, TRIED_SHARES + 1).to(points)
+        each = [one.costs(shares) for one in self._every_row(points).matchings(*self.model_side(points))]
+        costs = torch.stack(each).nan_to_num(torch.inf)
+        best = int(costs[:, -1].argmin())
+        lowest = max(float(costs[best, -1]), FITTED * self._chance(points[best % len(points)][None]))
+        return least_left_out(shares, costs, BY_CHANCE * lowest).expand(len(points))
 
     def _chance(self, point: Tensor) -> float:
         """The cost of rows that the model itself makes at a point (1, P), as many as there are."""
@@ -239,11 +256,11 @@ class TransportRows(TableRows):
         matching, compared = self.partial(points), self._every_row(points)
         return replace(self, matching=matching, compared=replace(compared, weight=compared.weight * matching.parts))
 
-    def explained(self, points: Tensor) -> Tensor:
-        """Which rows (R, N) are matched rather than left out; all of them, where chance may explain the cost of all."""
-        matching, cost = self.partial(points), self._every_row(points).cost(*self.model_side(points.detach()))
-        by_chance = cost <= BY_CHANCE / LEFT_OUT_BY_CHANCE * matching.price
-        return (self._by_row(matching.parts) >= LEAST_PART) | by_chance.unsqueeze(-1)
+    def explained(self, points: Tensor, left_out: Tensor) -> Tensor:
+        """Which rows (R, N) are matched rather than left out, where such a share (R,) of them is; none, all are."""
+        model = self.model_side(points.detach())
+        matching = self._every_row(points).matched(*model, left_out.clamp(0.0, self.direct.most_unmatched))
+        return (self._by_row(matching.parts) >= LEAST_PART) | (left_out <= 0).unsqueeze(-1)
 
     @property
     def row_weights(self) -> Tensor | None:
