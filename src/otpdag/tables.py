@@ -13,14 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 from otpdag.data import Label
 from otpdag.data.columns import cell_names
 from otpdag.mechanisms import Axis
-from otpdag.mechanisms.parameters import Parameter
+from otpdag.mechanisms.parameters import Feature, Parameter
 from otpdag.structure import Structure
 
 __all__ = ["estimates", "interval_ends"]
 
 
-class Described(Protocol):
-    """A model, or what inference needs of it."""
+class Named(Protocol):
+    """What names of parameters need of a model."""
 
     @property
     def structure(self) -> Structure:
@@ -30,6 +30,10 @@ class Described(Protocol):
     def labels(self, node: str) -> tuple[Label, ...]:
         """What the categories of a node are called."""
         ...
+
+
+class Described(Named, Protocol):
+    """A model, or what inference needs of it."""
 
     def params(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
         """Parameters by node and name."""
@@ -118,11 +122,21 @@ def _places(model: Described, node: str, name: str, shape: tuple[int, ...]) -> l
     return [[str(i) for i in range(size)] for size in shape]
 
 
+def feature_name(model: Named, feature: Feature) -> str:
+    """What a term is called: ``load:season=wet``."""
+    parts = (
+        name if code is None else f"{name}={model.labels(model.structure.base(name))[code]}" for name, code in feature
+    )
+    return ":".join(parts)
+
+
 def _names_along(model: Described, node: str, axis: Axis) -> list[list[str]]:
     """Names along an axis, which a reader sees split by node where it runs over configurations.
 
     These are of a node, of its value some steps ago (``z[-1]``), or at its first step (``z[0]``).
     """
+    if axis.features:
+        return [[feature_name(model, one) for one in axis.features]]
     if axis.coordinates:
         return [[cell for owner, width in axis.coordinates for cell in cell_names(owner, width)]]
     return [

@@ -32,7 +32,9 @@ from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.problem import Units, differences, loss_and_gradient
+from otpdag.spaces import Space
 from otpdag.structure import Structure, pack
+from otpdag.tables import feature_name
 
 UNDETERMINED = "the data do not determine"
 """How notes on flat directions begin."""
@@ -137,16 +139,44 @@ def notes_on_rows(fitted: Fitted, batch: Batch, problem: Units | None) -> list[s
         "means nothing"
         for node in separated
     ]
+    notes += _notes_on_tables(fitted, batch.rows)
     if problem is not None:
         notes += _notes_on_identification(fitted, problem, separated)
     return notes + _notes_on_independence(fitted, batch)
+
+
+def _notes_on_tables(fitted: Fitted, rows: int, enough: int = 5) -> list[str]:
+    """Tables with fewer than ``enough`` rows of data for each state of the parents, and the terms that say less."""
+    notes, hidden = [], fitted.structure.graph.hidden
+    for node, mechanism in fitted.structure.mechanisms.items():
+        if not isinstance(mechanism, Predicted) or mechanism.predictor.rows * enough <= rows:
+            continue
+        parents = {name: fitted.structure.base(name) for name, _ in mechanism.family.parents}
+        if node in hidden or len(mechanism.family.discrete) < 2 or set(parents.values()) & set(hidden):
+            continue
+        terms = [_main_effect(name, space, fitted.labels(parents[name])) for name, space in mechanism.family.parents]
+        notes.append(
+            f"{node!r} has a table with a row for each of {mechanism.predictor.rows:,} joint states of its parents, "
+            f"from {rows:,} rows of data: most are told by a few rows or by none. terms={' + '.join(terms)!r} has an "
+            "effect of each parent instead"
+        )
+    return notes
+
+
+def _main_effect(name: str, space: Space, labels: Sequence[object]) -> str:
+    """The term of a parent alone: a slope where the categories are numbers, as on scales."""
+    name = name if name.isidentifier() else f"`{name}`"
+    if not space.is_discrete:
+        return name
+    scale = len(labels) > 2 and all(isinstance(one, int | float) and not isinstance(one, bool) for one in labels)
+    return f"scores({name})" if scale else f"C({name})"
 
 
 def _is_separated(fitted: Fitted, node: str, batch: Batch, least: float = 1e-3) -> bool:
     """Whether the mean loss of a logit, in nats, is so small."""
     mechanism, family = fitted.structure.mechanisms[node], fitted.structure.graph.parents(node)
     complete = _complete_rows(batch, node, family)
-    if complete is None or not bool(complete.any()) or not mechanism.family.continuous:
+    if complete is None or not bool(complete.any()) or not mechanism.family.parents:
         return False
     parents = {name: batch.values[name][:, complete] for name in family}
     with torch.no_grad():
@@ -304,7 +334,9 @@ def _parameter(fitted: Fitted, name: ParameterName) -> str:
     if not isinstance(mechanism, Predicted) or not index:
         return text
     if parameter == "weight":
-        inputs = [parent for parent, space in mechanism.family.continuous for _ in range(space.width)]
+        features = mechanism.axes()["weight"][0]
+        inputs = [parent for parent, width in features.coordinates for _ in range(width)]
+        inputs = inputs or [feature_name(fitted, one) for one in features.features]
         return f"{text} on {inputs[index[0]]!r}"
     rows = mechanism.declared()[parameter].shape[0]
     return f"{text} where {_configuration(fitted, mechanism, index[0])}" if rows > 1 else text

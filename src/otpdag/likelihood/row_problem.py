@@ -372,7 +372,10 @@ def reads_moments(about: RowObjective, batch: Batch) -> bool:
 def is_linear_normal(structure: Structure) -> bool:
     """Whether every node is normal as the library has it, and linear in numbers alone."""
     return all(
-        type(mechanism) is Normal and not mechanism.network and not mechanism.family.discrete
+        type(mechanism) is Normal
+        and not mechanism.network
+        and not mechanism.family.discrete
+        and mechanism.terms is None
         for mechanism in structure.mechanisms.values()
     )
 

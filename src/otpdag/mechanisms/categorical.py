@@ -165,6 +165,7 @@ class Categorical(Category, Shares):
         logits: Intercepts of the logit; only with numeric parents or a network.
         weight: Slopes of the logit.
         network: Sizes of hidden layers of a network of the parents.
+        terms: A formula of the parents for the logit, such as ``"x + C(z)"``.
 
     >>> Categorical(3).space
     Discrete(size=3)
@@ -345,6 +346,7 @@ class Multinomial(Shares):
         logits: Intercepts of the logit.
         weight: Slopes of the logit.
         network: Sizes of hidden layers of a network of the parents.
+        terms: A formula of the parents for the logit, such as ``"x + C(z)"``.
 
     >>> Multinomial(5, total=20).noise
     Noise(dim=4, kind='uniform')
@@ -378,13 +380,14 @@ class Multinomial(Shares):
             rest = tuple((name, space) for name, space in family.parents if name != self.total)
             family = replace(family, parents=rest)
         on_simplex = len(family.parents) == 1 and isinstance(family.parents[0][1], Simplex)
-        if self.network or (family.continuous and not on_simplex):
+        if self.network or self.terms is not None or (family.continuous and not on_simplex):
             self.form = "logits"
         else:
             self.form = "topics" if on_simplex else "probs"
         self.source = family.parents[0][0] if self.form == "topics" else None
         self.check_form()
-        self.predictor = Predictor(family, self.dim, "logits", self.logits, self.weight, self.network)
+        terms = self.terms_of(family)
+        self.predictor = Predictor(family, self.dim, "logits", self.logits, self.weight, self.network, terms=terms)
 
     @property
     def noise(self) -> Noise:

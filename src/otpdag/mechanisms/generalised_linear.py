@@ -198,6 +198,7 @@ class Poisson(LogLinearCount):
         log_rate: Intercepts of the log-rate.
         rate: The same as a rate, to fix or start it; give one of the two.
         weight: Slopes of the numeric parents.
+        terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents.
 
     >>> Poisson().space
@@ -255,6 +256,7 @@ class NegativeBinomial(LogLinearCount):
         rate: The same as a mean, to fix or start it; give one of the two.
         weight: Slopes of the numeric parents.
         dispersion: Dispersion, above zero.
+        terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents.
 
     >>> NegativeBinomial().space
@@ -327,6 +329,7 @@ class Gamma(GeneralisedLinear):
             it is given, for its children's slopes can take it over.
         weight: Slopes of the numeric parents.
         shape: Shape; one over the squared coefficient of variation.
+        terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
 
     >>> Gamma(shape=2.0).space
@@ -388,6 +391,7 @@ class Beta(GeneralisedLinear):
         logit_mean: Intercept of the mean's logit.
         weight: Slopes of the numeric parents.
         concentration: Concentration; large values make the node nearly constant at its mean.
+        terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
 
     >>> Beta(logit_mean=0.0).space

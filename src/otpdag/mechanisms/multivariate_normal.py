@@ -86,8 +86,8 @@ class MultivariateNormal(Located):
 
     @property
     def is_linear(self) -> bool:
-        """Always: there is no network."""
-        return True
+        """Unless terms bend; there is no network."""
+        return self.is_affine
 
     @property
     def covariance_rows(self) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter
 from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
 from otpdag.mechanisms.quantiles import STUDENT
 from otpdag.spaces import Positive, Vector
+
+if TYPE_CHECKING:
+    from otpdag.mechanisms.terms import Terms
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -176,6 +179,7 @@ class Normal(Cellwise, LocationScale):
         scale: Standard deviation of the noise. Hidden nodes have it fixed at one unless it is given: the
             scale of something never seen can be moved into its children without changing what is seen.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         isotropic: One scale for all coordinates.
         floor: A scale that none falls below, as a share of the column's own spread; it keeps a configuration with few
@@ -194,7 +198,7 @@ class Normal(Cellwise, LocationScale):
     def has_closed_form(self) -> bool:
         """A linear mean and scales of which nothing is given, but for the standard scale of a hidden node."""
         given = [p.setting for name, p in self.declared().items() if not (name == "scale" and self.family.hidden)]
-        return not self.network and not self.isotropic and not self.floor and all(one is None for one in given)
+        return self.is_affine and not self.isotropic and not self.floor and all(one is None for one in given)
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
         """One, the value in its units, and its square: of every cell that is seen."""
@@ -229,6 +233,8 @@ class Normal(Cellwise, LocationScale):
         Arguments are those of :class:`~otpdag.mechanisms.base.Regressed`; a scale is no smaller than ``least`` of
         the column's spread, below which digits are lost.
         """
+        if self.predictor.terms is not None:
+            moments, shift = of_features(self.predictor.terms, moments, shift, unit)
         learned = {name for name, parameter in self.declared().items() if parameter.learned}
         count, first, fitted = moments[..., -1, -1], moments[..., :-1, -1], dict(params)
         if "loc" in learned:
@@ -275,8 +281,8 @@ class Normal(Cellwise, LocationScale):
 
     @property
     def is_linear(self) -> bool:
-        """Unless a network predicts the location."""
-        return not self.network
+        """Unless a network, or terms that bend, predict the location."""
+        return self.is_affine
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables by discrete parents; one number for a scale that all coordinates share."""
@@ -314,6 +320,7 @@ class LogNormal(Cellwise, LocationScale):
         weight: Slopes of the numeric parents.
         scale: Standard deviation of the logarithm.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
 
@@ -366,6 +373,7 @@ class StudentT(Cellwise, LocationScale):
             given.
         df: Degrees of freedom, above one.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
 
@@ -420,6 +428,24 @@ class StudentT(Cellwise, LocationScale):
     def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
         """The distribution function at the standardised value."""
         return STUDENT.cdf((value - loc) / scale, df)
+
+
+def of_features(terms: Terms, moments: Tensor, shift: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Moments (R, 1, dim, k + 2, k + 2) of value less offset, features and one, from those by configuration.
+
+    Features are affine in the numeric parents, so that theirs are products with the maps. What was subtracted from
+    the value stays so; features are taken as they are.
+    """
+    slopes, offset = (one.to(moments) for one in terms.maps)
+    dim, inputs = shift.shape[0], shift.shape[1] - 1
+    maps = moments.new_zeros(len(slopes), dim, slopes.shape[1] + 2, inputs + 2)
+    maps[..., 0, 0] = maps[..., -1, -1] = 1.0
+    known = -offset[:, None, None] / unit[:, None, None]
+    lines = torch.cat([known, slopes.unsqueeze(1).expand(-1, dim, -1, -1)], -2)
+    centre = torch.cat([shift[:, 1:], torch.ones_like(shift[:, :1])], -1)
+    maps[..., :-1, 1:-1], maps[..., :-1, -1] = lines[..., :-1], (lines * centre.unsqueeze(-2)).sum(-1)
+    mapped = torch.einsum("cdki,rcdij,cdlj->rdkl", maps, moments, maps).unsqueeze(1)
+    return mapped, torch.cat([shift[:, :1], shift.new_zeros(dim, slopes.shape[1])], -1)
 
 
 def _standard_log_prob(squared: Tensor, df: Tensor) -> Tensor:

@@ -283,6 +283,8 @@ class Parameter:
 
 Sizes = tuple[tuple[str, int], ...]
 """Names of nodes, as the mechanism's family has them, each with a number of categories or coordinates."""
+Feature = tuple[tuple[str, int | None], ...]
+"""Factors of a product: a parent and one of its categories, or a number by its name."""
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,7 @@ class Axis:
         categories: One entry for each joint configuration of these nodes, the last node fastest. Exchanging two
             categories of a node must come to exchanging their entries, and to nothing else.
         coordinates: One entry for each coordinate of these nodes, side by side.
+        features: One entry for each product of parents: their names, with a code where one category is meant.
 
     >>> from otpdag.spaces import Discrete, Real
     >>> Axis.of_categories([("season", Discrete(4)), ("town", Discrete(2))]).length
@@ -305,6 +308,7 @@ class Axis:
 
     categories: Sizes = ()
     coordinates: Sizes = ()
+    features: tuple[Feature, ...] = ()
 
     @classmethod
     def of_categories(cls, nodes: Sequence[tuple[str, Space]]) -> Axis:
@@ -324,6 +328,8 @@ class Axis:
     @property
     def length(self) -> int:
         """Number of entries along the axis."""
+        if self.features:
+            return len(self.features)
         if self.coordinates:
             return sum(size for _, size in self.coordinates)
         return prod(size for _, size in self.categories)

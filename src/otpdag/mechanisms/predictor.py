@@ -4,7 +4,8 @@ r"""The linear predictor that most mechanisms share, and what mechanisms with on
           \;(+\; \mathrm{network})
 
 Discrete parents select a row of a table (one row per joint configuration), numeric parents enter linearly,
-and a network of all parents can be added.
+and a network of all parents can be added. Where a formula gives terms (:mod:`~otpdag.mechanisms.terms`), their features
+stand in the place of the numeric parents, and there is one intercept.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ from otpdag.mechanisms.base import (
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, SettingLike, Tied
 from otpdag.numerics import apply_linear, expand_to, side_by_side
 from otpdag.spaces import Real, Space, Vector
+
+if TYPE_CHECKING:
+    from otpdag.mechanisms.terms import Terms
 
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
@@ -137,29 +141,50 @@ class Predictor:
     network: Sequence[int] = ()
     units: Units | None = None
     no_level: bool = False
+    terms: Terms | None = None
 
     most_rows: ClassVar[int] = 20_000
     """Of a table: more configurations than any data could tell apart."""
 
     def __post_init__(self) -> None:
-        """Refuse tables that no data could fill."""
+        """Refuse tables that no data could fill, and a network of terms."""
+        if self.network and self.terms is not None:
+            raise ModelError(f"node {self.family.node!r}: give terms or a network, not both")
         if self.rows > self.most_rows:
             raise ModelError(
                 f"node {self.family.node!r}: a table over its discrete parents needs {self.rows} rows; "
-                f"at most {self.most_rows} are supported: give it fewer parents or a network"
+                f"at most {self.most_rows} are supported: give it fewer parents, a network, or main effects alone, "
+                f"terms={self.main_effects!r}"
             )
 
     @cached_property
     def rows(self) -> int:
-        """Number of joint configurations of the discrete parents."""
-        if self.network:
+        """Number of joint configurations of the discrete parents that have an intercept each."""
+        if self.network or self.terms is not None:
             return 1
         return prod(space.width for _, space in self.family.discrete)
 
     @cached_property
     def inputs(self) -> int:
-        """Number of numeric parent coordinates."""
+        """Number of features: of terms, or of numeric parent coordinates."""
+        if self.terms is not None:
+            return len(self.terms.features)
         return sum(space.width for _, space in self.family.continuous)
+
+    @property
+    def main_effects(self) -> str:
+        """A formula in which every parent has an effect of its own."""
+        return " + ".join(f"C({name})" if space.is_discrete else name for name, space in self.family.parents)
+
+    def configurations(self, parents: Parents) -> Tensor | None:
+        """Which intercept holds at these parents, (R, ..., rows); None where there is one."""
+        return None if self.network or self.terms is not None else configurations(self.family, parents)
+
+    def features(self, parents: Parents) -> Tensor | None:
+        """What slopes are multiplied with: (R, ..., inputs)."""
+        if self.terms is not None:
+            return self.terms(parents) if self.inputs else None
+        return numeric(self.family, parents)
 
     def parameters(self) -> dict[str, Parameter]:
         """Intercept table, slopes, and the network's layers."""
@@ -181,10 +206,13 @@ class Predictor:
         Without a target, as logits are of order one already, those of the parents alone.
         """
         plain = (torch.zeros(self.dim).to(weight), torch.ones(self.dim).to(weight))
+        terms = None if self.terms is None else self.terms.with_knots(parents)
+        if terms is not None and target is not None:
+            target = target - terms.offset(parents)
         own = plain if target is None else centre_and_spread(target, weight)
-        values = numeric(self.family, parents)
+        values = replace(self, terms=terms).features(parents)
         inputs = (plain[0][:0], plain[1][:0]) if values is None else centre_and_spread(values, weight)
-        return replace(self, units=Units(*inputs, *own))
+        return replace(self, units=Units(*inputs, *own), terms=terms)
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn the intercept at the parents' centre into the intercept at zero."""
@@ -227,12 +255,13 @@ class Predictor:
     def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Evaluate: (R, ..., dim), broadcast over whatever axes the parents (and the value ``like``) have."""
         ndim = axis_count(parents, like)
-        config = None if self.network else configurations(self.family, parents)
+        config, values = self.configurations(parents), self.features(parents)
         table = params[self.name]
         out = expand_to(table[:, 0], ndim) if config is None else apply_linear(config, table)
-        values = numeric(self.family, parents)
         if self.network:
             return out + apply_mlp(params, self._network_inputs(parents, values), "network.")
+        if self.terms is not None:
+            out = out + self.terms.offset(parents)
         return out if values is None else out + apply_linear(values, params["weight"])
 
     def _network_inputs(self, parents: Parents, values: Tensor | None) -> Tensor:
@@ -258,16 +287,18 @@ class Predictor:
             if parameter.has_value
         }
         weight = weight if weight.ndim == 2 else weight.unsqueeze(-1)
-        config = None if self.network else configurations(self.family, parents)
+        config = self.configurations(parents)
         config = target.new_ones(len(target), 1) if config is None else config
-        values = None if self.network else numeric(self.family, parents)
+        values = None if self.network else self.features(parents)
         offset, known = torch.zeros_like(target[:1]), given.get(self.name)
+        if self.terms is not None:
+            offset = offset + self.terms.offset(parents)
         if values is None:
             alone = known is None
             return {self.name: fit(config, config[:, :0], target, weight, offset)[0] if alone else given[self.name]}
         shift, spread = centre_and_spread(values, weight.mean(-1))
         if known is not None:
-            shift, offset = torch.zeros_like(shift), config @ known
+            shift, offset = torch.zeros_like(shift), offset + config @ known
         values = (values - shift) / spread
         slopes = given.get("weight", target.new_full((self.inputs, self.dim), torch.nan))
         free = slopes.isnan().any(-1)
@@ -290,13 +321,14 @@ class Predictor:
     @property
     def row_axis(self) -> Axis:
         """The rows of a table: one for each configuration of the discrete parents."""
-        return Axis() if self.network else Axis.of_categories(self.family.discrete)
+        return Axis() if self.network or self.terms is not None else Axis.of_categories(self.family.discrete)
 
     def axes(self, own: Axis) -> dict[str, tuple[Axis, ...]]:
         """The axes of intercepts and slopes, where ``own`` is that of the node; layers of a network have none."""
         named: dict[str, tuple[Axis, ...]] = {self.name: (self.row_axis, own)}
         if self.inputs and not self.network:
-            named["weight"] = (Axis.of_coordinates(self.family.continuous), own)
+            features = Axis.of_coordinates(self.family.continuous) if self.terms is None else self.terms.axis
+            named["weight"] = (features, own)
         return named
 
     def slopes_of(self, params: Params, parent: str) -> Tensor | None:
@@ -307,7 +339,7 @@ class Predictor:
     def _rows_of(self, parent: str) -> slice | None:
         """The rows of the slopes that belong to one parent; None if it does not enter linearly."""
         at = 0
-        for name, space in () if self.network else self.family.continuous:
+        for name, space in () if self.network or self.terms is not None else self.family.continuous:
             if name == parent:
                 return slice(at, at + space.width)
             at += space.width
@@ -325,14 +357,14 @@ class Predictor:
         return turned
 
     def with_output_turned(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
-        """Intercepts and slopes that predict the same times ``sign``; None from a network."""
-        if self.network:
+        """Intercepts and slopes that predict the same times ``sign``; None from a network, or beside an offset."""
+        if self.network or (self.terms is not None and self.terms.offsets):
             return None
         return {**params, **{name: params[name] * sign for name in (self.name, "weight") if name in params}}
 
     def by_configuration(self, value: Tensor) -> Tensor:
         """Reshape (R, C, ...) to one axis per discrete parent."""
-        sizes = () if self.network else tuple(space.width for _, space in self.family.discrete)
+        sizes = tuple(size for _, size in self.row_axis.categories)
         return value.reshape(value.shape[0], *sizes, *value.shape[2:])
 
 
@@ -363,6 +395,7 @@ class Predicted(Mechanism):
     dim: int = field(default=1, kw_only=False)
     weight: SettingLike = None
     network: Sequence[int] = ()
+    terms: str | None = None
 
     predictor: Predictor = field(init=False)
     predicts: ClassVar[str]
@@ -399,9 +432,20 @@ class Predicted(Mechanism):
         level, free = getattr(self, self.predicts), self.has_free_level and self.family.hidden
         if free and level is None and not self.family.discrete:
             level = 0.0
+        terms = self.terms_of(self.family)
+        if terms is not None and not terms.has_intercept and level is None:
+            level = 0.0
         self.predictor = Predictor(
-            self.family, self.dim, self.predicts, level, self.weight, self.network, no_level=free
+            self.family, self.dim, self.predicts, level, self.weight, self.network, no_level=free, terms=terms
         )
+
+    def terms_of(self, family: Family) -> Terms | None:
+        """The terms of the formula, if there is one."""
+        if self.terms is None:
+            return None
+        from otpdag.mechanisms.terms import Terms  # only nodes that have some pay for it
+
+        return Terms.read(self.terms, family)
 
     def parameters(self) -> dict[str, Parameter]:
         """What is predicted, and positive tables beside it."""
@@ -433,14 +477,17 @@ class Predicted(Mechanism):
 
     def buffers(self) -> dict[str, Tensor]:
         """The units of the data."""
-        units = self.predictor.units
-        return {} if units is None else {part.name: getattr(units, part.name) for part in fields(units)}
+        units, terms = self.predictor.units, self.predictor.terms
+        knots = {} if terms is None or terms.knots is None else {"knots": terms.knots}
+        return {} if units is None else {part.name: getattr(units, part.name) for part in fields(units)} | knots
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with the units of the data that was saved."""
         restored = copy.copy(self)
         restored._declared = None
-        restored.predictor = replace(self.predictor, units=Units.of(buffers))
+        terms = self.predictor.terms
+        terms = None if terms is None else replace(terms, knots=buffers.get("knots"))
+        restored.predictor = replace(self.predictor, units=Units.of(buffers), terms=terms)
         return restored
 
     @property
@@ -450,8 +497,13 @@ class Predicted(Mechanism):
 
     @property
     def has_only_tables(self) -> bool:
-        """Whether the prediction is a table over discrete parents: no numeric parent, no network."""
-        return not self.network and not self.family.continuous
+        """Whether the prediction is a table over discrete parents: no numeric parent, no network, no terms."""
+        return not self.network and not self.family.continuous and self.terms is None
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether predictions are affine in the numeric parents, whatever the categories are."""
+        return not self.network and (self.predictor.terms is None or self.predictor.terms.is_affine)
 
     def centre_and_unit(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Where values are centred and how they are scaled before squares are taken: in them no digits are lost."""

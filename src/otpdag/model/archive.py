@@ -206,6 +206,9 @@ def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor
         inputs, outputs = (mechanism.predictor.inputs,), (mechanism.predictor.dim,)
         shapes = {"in_shift": inputs, "in_scale": inputs, "out_shift": outputs, "out_scale": outputs}
         shapes |= {"smallest": outputs} if "smallest" in buffers else {}
+        terms = mechanism.predictor.terms
+        if terms is not None and terms.splines:
+            shapes["knots"] = (len(terms.splines), max(one.size for one in terms.splines) + 1)
         for name, value in buffers.items():
             _finite(f"{node}/{name}", value, positive=name.endswith("scale"))
     if shapes and {name: tuple(value.shape) for name, value in buffers.items()} != shapes:

@@ -1,0 +1,349 @@
+r"""Terms of a predictor, as formulas write them: features of the parents in which a prediction is linear.
+
+.. math:: \eta(\mathrm{pa}) = \mathrm{intercept} + W^\top \phi(\mathrm{pa}) + \mathrm{offset}(\mathrm{pa})
+
+formulaic reads the formula and expands its operators. What a term is for parents of any shape, also for those that
+an E-step enumerates or lays on a grid, is said here.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import chain, combinations, product
+from math import prod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from otpdag.errors import ModelError, listed
+from otpdag.mechanisms.base import Family, Parents
+from otpdag.mechanisms.parameters import Axis, Feature
+from otpdag.numerics import joint_one_hot, side_by_side
+
+FUNCTIONS = {name: getattr(torch, name) for name in ("log", "log1p", "exp", "sqrt", "abs", "sin", "cos")}
+OPERATORS: Mapping[type, Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+KINDS = (
+    "a parent, C(x), scores(x), poly(x, 3), spline(x, 6), offset(x), I(...), or a function of parents such as log(x)"
+)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A part of a product: a category, or numbers that follow from parents."""
+
+    kind: Literal["category", "number", "poly", "spline", "scores"]
+    text: str
+    of: str
+    """The parent, or the expression of numbers."""
+    size: int
+
+    def columns(self, parents: Parents, knots: Tensor | None, full: bool = True) -> Tensor:
+        """What it is at these parents, (R, ..., columns); a category that is not ``full`` lacks its first column."""
+        if self.kind == "category":
+            return parents[self.of] if full else parents[self.of][..., 1:]
+        if self.kind == "scores":
+            steps = torch.arange(parents[self.of].shape[-1]).to(parents[self.of])
+            return (parents[self.of] * steps).sum(-1, keepdim=True)
+        value = parents[self.of] if self.of in parents else _evaluated(_parsed(self.of), parents)
+        if self.kind == "poly":
+            return torch.cat([value**power for power in range(1, self.size + 1)], -1)
+        return value if self.kind == "number" else natural_spline(value, knots)
+
+    def names(self, full: bool = True) -> list[tuple[str, int | None]]:
+        """What its columns are called."""
+        if self.kind == "category":
+            return [(self.of, code) for code in range(0 if full else 1, self.size)]
+        if self.size == 1:
+            return [(self.text, None)]
+        return [(f"{self.text}[{place}]", None) for place in range(1, self.size + 1)]
+
+
+Block = tuple[tuple[Factor, bool], ...]
+"""The factors of a product, and of each whether all of its columns count."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The features of a node's parents that its prediction is linear in.
+
+    >>> from otpdag.mechanisms import Family
+    >>> from otpdag.spaces import Discrete, Real
+    >>> family = Family("price", (("load", Real()), ("season", Discrete(3))))
+    >>> terms = Terms.read("price ~ load * C(season)", family)
+    >>> [":".join(f"{name}={code}" if code else name for name, code in one) for one in terms.features]
+    ['load', 'season=1', 'season=2', 'load:season=1', 'load:season=2']
+    >>> parents = {"load": torch.tensor([[[2.0]]]), "season": torch.tensor([[[0.0, 0.0, 1.0]]])}
+    >>> terms(parents)
+    tensor([[[2., 0., 1., 0., 2.]]])
+    """
+
+    family: Family
+    blocks: tuple[Block, ...]
+    offsets: tuple[Factor, ...] = ()
+    has_intercept: bool = True
+    knots: Tensor | None = None
+    """Of each spline a row, once the data are known."""
+    most_states: ClassVar[int] = 4096
+    """Joint states of the categories for which there are affine maps: beyond, rows are summed one by one."""
+
+    @classmethod
+    def read(cls, text: str, family: Family, left: str | None = None) -> Terms:
+        """Read a formula; what stands on its left must be ``left``, by default the node."""
+        terms = _expanded(text, family.node, left or family.node)
+        read = [[_factor(one.expr, family) for one in term.factors if one.expr != "1"] for term in terms]
+        offsets = tuple(own[0] for own in read if len(own) == 1 and own[0].text.startswith("offset("))
+        products = [own for own in read if own and not (len(own) == 1 and own[0] in offsets)]
+        if any(one.text.startswith("offset(") for own in products for one in own):
+            raise ModelError(f"node {family.node!r}: an offset stands for itself, not in a product; got {text!r}")
+        has_intercept = [] in read
+        found = cls(family, tuple(_blocks(products, has_intercept)), offsets, has_intercept)
+        idle = [name for name, _ in family.parents if left is None and name not in found.parents]
+        if idle:
+            raise ModelError(
+                f"node {family.node!r}: its parents {listed(idle)} are in none of its terms, {text!r}; name them, or "
+                "leave their edges out"
+            )
+        return found
+
+    @property
+    def factors(self) -> Iterator[Factor]:
+        """Those of all products and offsets."""
+        return chain((factor for block in self.blocks for factor, _ in block), self.offsets)
+
+    @cached_property
+    def parents(self) -> frozenset[str]:
+        """The parents that the terms read."""
+        known = {name for name, _ in self.family.parents}
+        return frozenset(name for one in self.factors for name in ([one.of] if one.of in known else _names(one.of)))
+
+    @cached_property
+    def splines(self) -> tuple[Factor, ...]:
+        """Splines, each once."""
+        return tuple(dict.fromkeys(one for one in self.factors if one.kind == "spline"))
+
+    @cached_property
+    def features(self) -> tuple[Feature, ...]:
+        """What each column is called."""
+        return tuple(one for block in self.blocks for one in product(*(factor.names(full) for factor, full in block)))
+
+    @property
+    def axis(self) -> Axis:
+        """The columns, side by side."""
+        return Axis(features=self.features)
+
+    def with_knots(self, parents: Parents) -> Terms:
+        """Place the knots of splines at quantiles of what they bend with, in rows (N, width)."""
+        if not self.splines:
+            return self
+        most = max(one.size for one in self.splines) + 1
+        knots = torch.zeros(len(self.splines), most, dtype=torch.float64)
+        for row, one in enumerate(self.splines):
+            values = replace(one, kind="number").columns(parents, None).double().flatten().unique()
+            if len(values) <= one.size:
+                raise ModelError(
+                    f"node {self.family.node!r}: {one.text} needs more than {one.size} different values; there are "
+                    f"{len(values)}"
+                )
+            knots[row, : one.size + 1] = torch.quantile(values, torch.linspace(0, 1, one.size + 1).double())
+        return replace(self, knots=knots)
+
+    def __call__(self, parents: Parents) -> Tensor:
+        """The features: (R, ..., columns)."""
+        blocks = []
+        for block in self.blocks:
+            columns = [factor.columns(parents, self._knots(factor), full) for factor, full in block]
+            joint = columns[0]
+            for other in columns[1:]:
+                joint = (joint.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2)
+            blocks.append(joint)
+        return side_by_side(blocks)
+
+    def offset(self, parents: Parents) -> Tensor | float:
+        """What is known of the prediction, (R, ..., 1)."""
+        return sum((one.columns(parents, None) for one in self.offsets), 0.0)
+
+    def _knots(self, factor: Factor) -> Tensor | None:
+        if factor.kind != "spline":
+            return None
+        if self.knots is None:
+            raise ModelError(f"node {self.family.node!r}: the knots of {factor.text} come from data; fit the model")
+        return self.knots[self.splines.index(factor), : factor.size + 1]
+
+    @cached_property
+    def is_affine(self) -> bool:
+        """Whether features and offsets are affine in the numeric parents, whatever the categories are."""
+        numbers = {name for name, _ in self.family.continuous}
+        plain = [[one for one, _ in block if one.kind != "category"] for block in self.blocks]
+        plain += [[one] for one in self.offsets]
+        states = prod(space.width for _, space in self.family.discrete)
+        return states <= self.most_states and all(
+            len(own) <= 1 and all(o.kind == "scores" or (o.kind == "number" and o.of in numbers) for o in own)
+            for own in plain
+        )
+
+    @cached_property
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Affine maps from (numeric parents, 1) to features (C, columns, P + 1) and to the offset (C, P + 1)."""
+        sizes = [space.width for _, space in self.family.discrete]
+        widths = [space.width for _, space in self.family.continuous]
+        states, inputs = prod(sizes), sum(widths)
+        at = torch.cat([torch.eye(inputs), torch.zeros(1, inputs)]).double().split(widths, -1) if widths else []
+        parents = {name: own[None, None] for (name, _), own in zip(self.family.continuous, at, strict=True)}
+        for (name, _), own in zip(self.family.discrete, joint_one_hot(sizes), strict=True):
+            parents[name] = own[None, :, None]
+        offset = torch.zeros(1, 1, 1, 1).double() + self.offset(parents)
+        pair = [one.expand(1, states, inputs + 1, -1)[0].mT for one in (self(parents), offset)]
+        slopes = [torch.cat([one[..., :-1] - one[..., -1:], one[..., -1:]], -1) for one in pair]
+        return slopes[0], slopes[1][:, 0]
+
+
+def natural_spline(value: Tensor, knots: Tensor | None) -> Tensor:
+    r"""A natural cubic spline: linear beyond its outer knots, with a column less than there are knots.
+
+    By truncated powers (Hastie, Tibshirani and Friedman 2009, 5.2.1), between 0 at the first knot and 1 at the last.
+    """
+    assert knots is not None, "knots are placed before a spline is evaluated"
+    knots = knots.to(value)
+    span = knots[-1] - knots[0]
+    scaled, inner = (value - knots[0]) / span, (knots - knots[0]) / span
+    cubes = (scaled - inner).clamp(min=0) ** 3
+    bends = (cubes[..., :-1] - cubes[..., -1:]) / (inner[-1] - inner[:-1])
+    return torch.cat([scaled, bends[..., :-1] - bends[..., -1:]], -1)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _expanded(text: str, node: str, left: str) -> list[Any]:
+    """The terms of a formula, its operators written out."""
+    from formulaic.errors import FormulaicError  # takes half a second to import
+    from formulaic.parser import DefaultFormulaParser
+
+    try:
+        formula = DefaultFormulaParser().get_terms(text)
+        sides = formula._structure
+        given = [str(term) for term in sides.get("lhs", ())]
+        right = list(sides["rhs"] if "rhs" in sides else sides["root"])
+    except (FormulaicError, KeyError, SyntaxError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"node {node!r}: terms must be a formula such as 'x + C(z)'; got {text!r}: {reason}") from None
+    if given not in ([], [left]):
+        raise ModelError(f"node {node!r}: on the left of a formula must stand {left!r}; got {text!r}")
+    if not right:
+        raise ModelError(f"node {node!r}: terms must name something; got {text!r}")
+    return right
+
+
+def _factor(text: str, family: Family) -> Factor:
+    """What one factor of a formula is."""
+    spaces = dict(family.parents)
+    if text in spaces:
+        kind: Any = "category" if spaces[text].is_discrete else "number"
+        return Factor(kind, text, text, spaces[text].width)
+    tree = _parsed(text)
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.args and not tree.keywords:
+        name, of, others = tree.func.id, ast.unparse(tree.args[0]), [ast.unparse(one) for one in tree.args[1:]]
+        if name in ("C", "scores") and not others and of in spaces and spaces[of].is_discrete:
+            return Factor("category", of, of, spaces[of].width) if name == "C" else Factor("scores", text, of, 1)
+        if name in ("poly", "spline") and len(others) == 1 and others[0].isdigit() and 1 <= int(others[0]) <= 100:
+            _check_numbers(of, text, family)
+            return Factor(name, text, of, int(others[0]))  # type: ignore[arg-type]
+        if name in ("offset", "I") and not others:
+            _check_numbers(of, text, family)
+            return Factor("number", text, of, 1)
+    _check_numbers(text, text, family)
+    return Factor("number", text, text, 1)
+
+
+def _check_numbers(of: str, text: str, family: Family) -> None:
+    """Refuse an expression that is not one of parents that are single numbers."""
+    known = {name for name, space in family.continuous if space.width == 1}
+    tree = _parsed(of)
+    wrong = "" if tree is not None and _names(of) and _is_arithmetic(tree) else text
+    wrong = wrong or next((name for name in _names(of) if name not in known), "")
+    if wrong:
+        parents = listed([name for name, _ in family.parents]) or "none"
+        raise ModelError(
+            f"node {family.node!r}: {wrong!r} in its terms is no number that its parents ({parents}) tell; a term is "
+            f"{KINDS}, or a product of these"
+        )
+
+
+def _is_arithmetic(tree: ast.expr) -> bool:
+    match tree:
+        case ast.Name() | ast.Constant(value=int() | float()):
+            return True
+        case ast.BinOp(left=left, op=op, right=right):
+            return type(op) in OPERATORS and _is_arithmetic(left) and _is_arithmetic(right)
+        case ast.UnaryOp(op=op, operand=one):
+            return type(op) in OPERATORS and _is_arithmetic(one)
+        case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]):
+            return name in FUNCTIONS and _is_arithmetic(one)
+    return False
+
+
+@cache
+def _parsed(text: str) -> ast.expr | None:
+    try:
+        return ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@cache
+def _names(text: str) -> tuple[str, ...]:
+    """Parents that an expression reads."""
+    tree = _parsed(text)
+    found = [] if tree is None else [one.id for one in ast.walk(tree) if isinstance(one, ast.Name)]
+    return tuple(name for name in dict.fromkeys(found) if name not in FUNCTIONS)
+
+
+def _evaluated(tree: ast.expr | None, parents: Parents) -> Any:
+    """The value of an expression that was checked."""
+    match tree:
+        case ast.Name(id=name):
+            return parents[name]
+        case ast.Constant(value=value):
+            return value
+        case ast.BinOp(left=left, op=op, right=right):
+            return OPERATORS[type(op)](_evaluated(left, parents), _evaluated(right, parents))
+        case ast.UnaryOp(op=op, operand=one):
+            return OPERATORS[type(op)](_evaluated(one, parents))
+        case ast.Call(func=ast.Name(id=name), args=[one]):
+            return FUNCTIONS[name](_evaluated(one, parents))
+    raise AssertionError("expressions are checked when they are read")
+
+
+def _blocks(products: Sequence[Sequence[Factor]], has_intercept: bool) -> Iterator[Block]:
+    """Products coded so that no column follows from others, as patsy and formulaic do.
+
+    A product with categories stands for the products of all their subsets. Those that an earlier term has said already
+    are left out: a category lacks its first column unless nothing else tells its level.
+    """
+    said: dict[frozenset[Factor], set[frozenset[Factor]]] = {frozenset(): {frozenset()} if has_intercept else set()}
+    for factors in products:
+        categories = [one for one in factors if one.kind == "category"]
+        known = said.setdefault(frozenset(factors) - set(categories), set())
+        subsets = {frozenset(some) for n in range(len(categories) + 1) for some in combinations(categories, n)}
+        fresh = subsets - known
+        known |= subsets
+        full = set()
+        for one in categories:
+            if all(some ^ {one} in fresh for some in fresh):
+                full.add(one)
+                fresh = {some for some in fresh if one not in some}
+        for some in sorted(fresh, key=len):
+            yield tuple((one, one in full) for one in factors if one not in categories or one in some | full)
