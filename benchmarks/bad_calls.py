@@ -91,6 +91,8 @@ def _of_one(fitted: otp.Model) -> list[tuple[str, Callable[[Any], Any]]]:
         ("Sequences", otp.Sequences),
         ("from_pgmpy", interop.from_pgmpy),
         ("from_pyagrum", interop.from_pyagrum),
+        ("from_hmmlearn", interop.from_hmmlearn),
+        ("from_sklearn_mixture", interop.from_sklearn_mixture),
         ("from_formulas", interop.from_formulas),
         ("from_bif", interop.from_bif),
         ("load", otp.load),

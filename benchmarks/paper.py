@@ -13,7 +13,6 @@ from threadpoolctl import threadpool_limits
 from baselines import lda
 from baselines.vq_vae import VQVAE
 from benchmarks.harness import Case, Record, Settings, Skip, timed
-from experiments.coherence import npmi_coherence, topic_diversity
 from experiments.corpora import corpus
 from experiments.image_sets import load_images
 from experiments.metrics import patterns_recovered, top_words, topic_errors
@@ -23,6 +22,7 @@ from experiments.paper_codebook import PaperCodebook
 from otpdag.datasets import bars, poisson_chain
 from otpdag.errors import ConvergenceWarning, DataError
 from otpdag.estimators import LatentDirichletAllocation
+from otpdag.metrics import npmi_coherence, topic_diversity
 
 BARS = {10: (1000, 100, 0.95, 0.9), 20: (5000, 200, 0.85, 0.0)}
 """By the number of topics: documents, words of each, and least shares of patterns, by top words and strictly."""

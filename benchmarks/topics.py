@@ -19,12 +19,12 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from benchmarks.harness import Case, Outcome, Record, Settings, Skip, streams, summary, timed
-from experiments.coherence import npmi_coherence, topic_diversity
 from experiments.corpora import Corpus, corpus
 from experiments.metrics import patterns_recovered, topic_errors
 from otpdag.datasets import bars
 from otpdag.errors import DataError
 from otpdag.estimators import LatentDirichletAllocation
+from otpdag.metrics import npmi_coherence, topic_diversity
 
 SIZES = {10: (1000, 100), 20: (5000, 200), 30: (10000, 300)}
 RELEVANCE = 0.6

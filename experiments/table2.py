@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from threadpoolctl import threadpool_limits
 
 from baselines.base import Array, Estimate
-from experiments.coherence import npmi_coherence, topic_diversity
 from experiments.corpora import Corpus, corpus
 from experiments.metrics import top_words
 from experiments.registry import Page, Run, experiment
 from experiments.topic_models import COLOURS, CONVERGED, HASTE, TITLES, halfway, methods, ours, spread
 from otpdag.errors import DataError
+from otpdag.metrics import npmi_coherence, topic_diversity
 
 TOPICS, WORDS = 10, 10
 STARTS = 5

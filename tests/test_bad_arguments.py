@@ -88,6 +88,17 @@ def test_tables_that_are_too_large_are_refused_before_they_are_laid_out(tmp_path
         otp.Model(otp.Graph([("a", "b")]), {"a": m.Categorical(5000), "b": m.Categorical(5000)})
 
 
+def test_probabilities_that_are_none_are_not_mended():
+    class Hmm:
+        n_components = 2
+        startprob_ = np.array([-0.5, 1.5])
+        transmat_ = np.full((2, 2), 0.5)
+        lambdas_ = np.ones((2, 1))
+
+    with pytest.raises(otp.ModelError, match="probabilities must be 0 or more and sum to 1"):
+        interop.from_hmmlearn(Hmm())
+
+
 def test_a_table_of_many_levels_is_the_cross_table():
     rng = np.random.default_rng(1)
     levels = 150

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from otpdag import estimators as estimators
     from otpdag import interop as interop
     from otpdag import mechanisms as mechanisms
+    from otpdag import metrics as metrics
     from otpdag import objective as objective
     from otpdag import plots as plots
     from otpdag import schedules as schedules
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PARTS = ["backward", "costs", "divergences", "engine", "mechanisms", "objective", "schedules", "tables"]
-_COMPANY = ["datasets", "estimators", "interop", "plots"]
+_COMPANY = ["datasets", "estimators", "interop", "metrics", "plots"]
 _LIGHT = {
     "errors": [
         "ApproximationWarning",

@@ -11,6 +11,8 @@ from otpdag.interop.discrete_networks import to_pgmpy as to_pgmpy
 from otpdag.interop.discrete_networks import to_pyagrum as to_pyagrum
 from otpdag.interop.estimands import estimand as estimand
 from otpdag.interop.estimands import to_y0 as to_y0
+from otpdag.interop.fitted_estimators import from_hmmlearn as from_hmmlearn
+from otpdag.interop.fitted_estimators import from_sklearn_mixture as from_sklearn_mixture
+from otpdag.interop.fitted_estimators import to_arviz as to_arviz
 from otpdag.interop.formulas import formula_estimates as formula_estimates
 from otpdag.interop.formulas import from_formulas as from_formulas
-from otpdag.interop.inference_data import to_arviz as to_arviz

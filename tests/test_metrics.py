@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.coherence import npmi_coherence, topic_diversity
+from otpdag.metrics import npmi_coherence, topic_diversity
 
 
 def corpus(rng, documents, longest, words=12):
