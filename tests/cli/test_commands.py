@@ -604,8 +604,10 @@ def test_score(factory, fitted):
 def test_check(factory, fitted):
     result = run("check", fitted[0], factory / "data.csv")
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[0].split() == ["node", "residual", "expected", "excess"]
-    assert {line.split()[0] for line in result.stdout.splitlines()[1:]} == {"shift", "weight", "faults"}
+    assert result.stdout.splitlines()[0].split() == ["node", "p", "adjusted", "p", "finding"]
+    assert {line.split()[0] for line in result.stdout.splitlines()[1:]} >= {"shift", "weight", "faults"}
+    (first, *_) = json.loads(run("check", fitted[0], factory / "data.csv", "--json").stdout)
+    assert set(first) == {"node", "other", "finding", "p", "adjusted"}
 
 
 # --- reproduce --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ its curvature is zero at the very minimum only. Rows are taken in small groups, 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -192,31 +192,29 @@ def _complete_rows(batch: Batch, node: str, parents: Sequence[str]) -> Tensor | 
 
 
 def _notes_on_independence(
-    fitted: Fitted, batch: Batch, *, seed: int = 0, least: float = 0.15, errors: float = 5.0, most: int = 5
+    fitted: Fitted, batch: Batch, *, least: float = 0.15, errors: float = 5.0, most: int = 5
 ) -> list[str]:
     """Pairs of nodes whose noise is independent by the graph, though the data say otherwise.
 
     Args:
         fitted: The model.
         batch: What it was fitted to.
-        seed: Of what noise leaves open.
         least: A correlation that matters.
         errors: By how many standard errors it must differ from none.
         most: Pairs that are named.
     """
-    graph, noise = fitted.structure.graph, _noise(fitted, batch, seed)
-    if len(noise) < 2:
+    graph, noise = fitted.structure.graph, _noise(fitted, batch)
+    if len({node for node, _ in noise}) < 2:
         return []
-    names, correlation, both = list(noise), *_correlations(torch.stack(list(noise.values()), -1))
+    names, correlation, both = list(noise), *_correlations(torch.stack(list(noise.values()), -1), batch.weight[0])
     clear = correlation.abs() > (errors / both.clamp(min=1).sqrt()).clamp(min=least)
-    pairs = []
+    pairs: dict[tuple[str, str], float] = {}
     for left, right in torch.nonzero(clear.tril(-1)).tolist():
-        one, other, by = names[right], names[left], float(correlation[left, right])
-        if one not in graph.parents(other) and other not in graph.parents(one):
-            pairs.append((abs(by), one, other, by))
-    pairs.sort(reverse=True)
+        one, other, by = names[right][0], names[left][0], float(correlation[left, right])
+        if one != other and one not in graph.parents(other) and other not in graph.parents(one):
+            pairs[one, other] = max(pairs.get((one, other), 0.0), by, key=abs)
     notes = []
-    for _, one, other, by in pairs[:most]:
+    for (one, other), by in sorted(pairs.items(), key=lambda pair: -abs(pair[1]))[:most]:
         roots = not graph.parents(one) and not graph.parents(other)
         what = f"{one!r} and {other!r} are" if roots else f"the noise of {one!r} and of {other!r} is"
         notes.append(
@@ -227,9 +225,13 @@ def _notes_on_independence(
     return [*notes, *([f"{left_out} more pairs of nodes are correlated against the graph"] if left_out else [])]
 
 
-def _noise(fitted: Fitted, batch: Batch, seed: int) -> dict[str, Tensor]:
-    """Normal scores (N,) of the noise of nodes whose parents are seen, NaN where it is not known."""
-    generator = torch.Generator().manual_seed(seed)
+def _noise(fitted: Fitted, batch: Batch, most: int = 6) -> dict[tuple[str, int], Tensor]:
+    """By node and place, the noise (N,) of nodes whose parents are seen, NaN where it is not known.
+
+    Of categories the indicators of ``most`` at most, less their probabilities; else normal scores, of counts in the
+    middle of what makes the same count, for draws would blur it. Beyond three, they count as three: single rows do not
+    make a correlation.
+    """
     structure, scores = fitted.structure, {}
     collapsed = {mechanism.family.node for mechanism, _, _ in _scales_at_floors(fitted)}
     for node in structure.graph.observed:
@@ -238,38 +240,28 @@ def _noise(fitted: Fitted, batch: Batch, seed: int) -> dict[str, Tensor]:
         if node in collapsed or mechanism.is_given or not can_abduct(mechanism) or mechanism.space.cells != 1:
             continue
         complete = _complete_rows(batch, node, family)
-        if complete is not None and mechanism.noise.dim == 1:
-            parents = {parent: batch.values[parent] for parent in family}
-            score = noise_scores(fitted, node, batch.values[node], parents, generator)[0, :, 0]
-            scores[node] = torch.where(complete & torch.isfinite(score), score, torch.nan)
+        if complete is None or mechanism.noise.dim != 1:
+            continue
+        params, value = fitted.naturals[node], batch.values[node]
+        parents = {parent: batch.values[parent] for parent in family}
+        if mechanism.space.is_discrete:
+            noise = (value - mechanism.log_probs(params, parents, value).detach().exp())[0, :, 1 : most + 1]
+        else:
+            noise = abducted(mechanism, params, value, parents, torch.full_like(value, 0.5)).detach()[0]
+            noise = torch.special.ndtri(noise) if mechanism.noise.kind == "uniform" else noise
+        for place, own in enumerate(noise.clamp(-3, 3).unbind(-1)):
+            scores[node, place] = torch.where(complete & torch.isfinite(own), own, torch.nan)
     return scores
 
 
-def noise_scores(
-    fitted: Fitted, node: str, value: Tensor, parents: Mapping[str, Tensor], generator: torch.Generator
-) -> Tensor:
-    """The noise of a node that made its values (1, N, width), as normal scores (1, N, dim)."""
-    mechanism = fitted.structure.mechanisms[node]
-    uniform = torch.rand(*value.shape[:-1], mechanism.noise.dim, generator=generator, dtype=value.dtype)
-    noise = abducted(mechanism, fitted.naturals[node], value, parents, uniform).detach()
-    return noise if mechanism.noise.kind == "normal" else torch.special.ndtri(noise.clamp(1e-6, 1 - 1e-6))
-
-
-def _correlations(noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Correlations of all pairs of columns (n, k) over the rows that have both (k, k), and the number of these rows.
-
-    Each column by its ranks' normal scores, so that single rows do not make it.
-    """
-    seen = ~noise.isnan()
-    scores = torch.zeros_like(noise)
-    for column, known in enumerate(seen.unbind(-1)):
-        ranks = noise[known, column].argsort().argsort().to(noise)
-        scores[known, column] = torch.special.ndtri((ranks + 0.5) / len(ranks))
-    known = seen.to(noise)
-    both, total = known.T @ known, scores.T @ known
+def _correlations(noise: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Correlations of all pairs of columns (n, k) over the rows that have both (k, k), and the weight of these rows."""
+    known, scores = (~noise.isnan()).to(noise), noise.nan_to_num()
+    weighted = weight.unsqueeze(-1) * scores
+    both, total = known.T @ (weight.unsqueeze(-1) * known), weighted.T @ known
     count = both.clamp(min=1)
-    covariance = scores.T @ scores - total * total.T / count
-    spread = scores.square().T @ known - total.square() / count
+    covariance = scores.T @ weighted - total * total.T / count
+    spread = (weighted * scores).T @ known - total.square() / count
     correlation = covariance / (spread * spread.T).sqrt().clamp(min=1e-300)
     return torch.where(both < 3, 0.0, correlation), both
 

@@ -614,14 +614,23 @@ class Model(ModelBase):
         return transport_plan(self.fitted, batch, index, self._table, check_seed(seed), check_count("rows", rows))
 
     def check(self, data: Table, *, seed: int = 0, partial: bool = False) -> pd.DataFrame:
-        """Which node is wrong: transport residuals between data and model, one row for each node, the worst first.
+        """What of the model the rows contradict: a test of each node, and of each pair that the graph keeps apart.
 
-        Columns: ``residual`` (energy distance between the node's recovered noise with its parents and fresh noise),
-        ``expected`` (the same between two fresh samples) and ``excess`` (their difference in standard deviations).
-        Columns of ``data`` that are absent are refused, unless ``partial`` takes them for missing.
+        Missing cells and hidden nodes are averaged over what each row says of them, and it is allowed for that
+        parameters were estimated, from these rows or others.
+
+        Args:
+            data: Rows, of which 10,000 random ones are looked at if there are more.
+            seed: Determines these, and draws of what rows do not show; complete rows draw nothing.
+            partial: Take columns that are absent for missing; otherwise they are refused.
+
+        Returns:
+            A table indexed by node, the worst first: ``other`` (empty, or the node that it should not depend on given
+            its parents), ``finding`` (what is wrong, in words), ``p``, and ``adjusted``, the same adjusted for the
+            number of tests: below 0.01 for any row in one right model of a hundred.
         """
         self._refuse_sequences("check", "score")
-        return checks.node_residuals(self.fitted, self._read_rows(data, partial)[0], seed=seed)
+        return checks.node_checks(self.fitted, self._read_rows(data, partial)[0], seed=check_seed(seed))
 
     def _table(self, values: Mapping[str, Tensor], index: pd.Index) -> pd.DataFrame:
         """Values (N, width) of nodes as columns."""
