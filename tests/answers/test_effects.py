@@ -128,3 +128,55 @@ def test_bootstrap_intervals_carry_the_same_verdict():
     assert drawn.loc[[("x", "loc", ()), ("y", "loc", ())], "lower"].notna().sum() >= 1
     notes = result.summary(errors="bootstrap", draws=10).to_frame()["note"]
     assert notes[["y.weight[u]", "y.weight[x]"]].tolist() == ["not identified"] * 2
+
+
+# -- categories, paths and words ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mediated():
+    """A category that moves the outcome by itself and through a binary node; the truth by enumeration."""
+    rng = np.random.default_rng(21)
+    sex = rng.integers(0, 2, size=4000)
+    works = rng.random(4000) < np.where(sex == 1, 0.7, 0.3)
+    pay = 1.0 * sex + 2.0 * works + 1.5 * sex * works + rng.normal(size=4000)
+    table = pd.DataFrame({"sex": np.array(["f", "m"])[sex], "works": works, "pay": pay})
+    model = otp.Model.from_frame(otp.Graph([("sex", "works"), ("sex", "pay"), ("works", "pay")]), table)
+    return otp.fit(model, table, seed=0, progress=False), table
+
+
+def test_categories_are_compared_with_the_first_without_being_named(mediated):
+    result, table = mediated
+    effect = result.effect("sex", "works")
+    rates = table.groupby("sex")["works"].mean()
+    assert effect.table.index.tolist() == [("m", "False"), ("m", "True")]
+    assert effect.difference["m", "True"] == pytest.approx(rates["m"] - rates["f"], abs=1e-6)
+    assert "against f, with intervals of 95 %" in str(effect)
+
+
+def test_direct_and_indirect_effects_are_those_of_the_means(mediated):
+    result, table = mediated
+    means, rates = table.groupby(["sex", "works"])["pay"].mean(), table.groupby("sex")["works"].mean()
+
+    def expected(own, through):
+        return means[own, True] * rates[through] + means[own, False] * (1 - rates[through])
+
+    found = {path: result.effect("sex", "pay", path=path) for path in ("total", "direct", "indirect")}
+    base = expected("f", "f")
+    truths = {"total": ("m", "m"), "direct": ("m", "f"), "indirect": ("f", "m")}
+    for path, at in truths.items():
+        assert found[path].difference.iloc[0] == pytest.approx(expected(*at) - base, abs=1e-3)
+        assert 0 < found[path].table["std_error"].iloc[0] < 0.2
+    assert str(found["direct"]).startswith("direct effect of sex on pay")
+    with pytest.raises(otp.ModelError, match="path must be one of"):
+        result.effect("sex", "pay", path="side")
+
+
+def test_a_hidden_treatment_is_no_common_cause_of_itself():
+    graph = otp.Graph([("load", "a"), ("load", "b"), ("load", "c")], hidden=["load"])
+    model = otp.Model(graph, {name: otp.mechanisms.Normal() for name in graph.nodes})
+    factor = np.random.default_rng(5).normal(size=500)
+    table = pd.DataFrame({n: factor + np.random.default_rng(i).normal(size=500) for i, n in enumerate("abc")})
+    said = str(otp.fit(model, table, seed=0, progress=False).effect("load", "a"))
+    assert "load is never seen" in said
+    assert "common cause" not in said

@@ -13,6 +13,9 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine import EM, Adam, Deterministic, Run
+from otpdag.engine.fit import _with_cause
+from otpdag.engine.monitor import Cause
+from otpdag.engine.result import Status
 from otpdag.errors import DataError, GraphError, ModelError
 from otpdag.objective import Drawn
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward
@@ -535,3 +538,13 @@ def test_auto_takes_likelihood_where_there_are_densities_and_transport_where_not
     module = torch.nn.Linear(1, 1)
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Normal(), "x": m.Decoder(module)})
     assert kind_of(model, mixture_table(60)[["x"]]).named("auto").name == "transport"
+
+
+def test_a_status_tells_what_has_no_end():
+    still = Status(False, "the loss was still falling after 9 steps", "allow more steps in the method")
+    notes = ["the data do not determine the weight of 'a': whatever it is, the likelihood is the same; fix it"]
+    told = _with_cause(still, None, notes)
+    assert str(told) == f"not converged: {notes[0]} (more steps will not end it)"
+    assert _with_cause(still, None, ["column 'a' is constant"]) == still
+    assert _with_cause(still, Cause.TIME, notes) == still
+    assert _with_cause(Status(True, "the loss stopped changing"), None, notes).converged

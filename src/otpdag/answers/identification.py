@@ -31,7 +31,7 @@ class Identification:
         told: Whether parameters that the effect depends on are determined by the data; None if nobody looked.
         by: ``"no effect"``, ``"back-door"``, ``"front-door"``, ``"do-calculus"``, or nothing.
         nodes: What is adjusted for (back-door), or what lies between (front-door).
-        confounders: Hidden common causes that stand in the way where it is not identified.
+        confounders: Hidden common causes that stand in the way, or which of the two is hidden.
     """
 
     treatment: str
@@ -71,8 +71,10 @@ class Identification:
             return f"identified: {what} follows through {_listed(self.nodes)} (front-door)"
         if self.identified:
             return f"identified: {what} follows from the observed distribution by the rules of the do-calculus"
-        why = f"{_listed(self.confounders)} {'is an' if len(self.confounders) == 1 else 'are'} unseen"
-        why += " common cause" if len(self.confounders) == 1 else " common causes"
+        itself = {self.treatment, self.outcome} & set(self.confounders)
+        why = f"{_listed(self.confounders)} {'is' if len(self.confounders) == 1 else 'are'} "
+        why += "never seen" if itself else "an unseen common cause"
+        why = why.replace("are an unseen common cause", "are unseen common causes")
         if self.told is not None:
             form = "identified only by the form of the mechanisms (their families, and what they take for linear)"
             other = f"not identified: other values of {what} fit the data as well"

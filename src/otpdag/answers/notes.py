@@ -39,6 +39,9 @@ from otpdag.tables import feature_name
 UNDETERMINED = "the data do not determine"
 """How notes on flat directions begin."""
 
+ENDLESS = "its slopes grow without end"
+"""Said of slopes that have no estimate."""
+
 ENTRIES = 2**19
 """Replicas times rows times points that are evaluated at a time: more would take more memory than a fit did."""
 
@@ -135,8 +138,8 @@ def notes_on_rows(fitted: Fitted, batch: Batch, problem: Units | None) -> list[s
     logits = (n for n, one in fitted.structure.mechanisms.items() if isinstance(one, Categorical) and not one.is_table)
     separated = [node for node in logits if _is_separated(fitted, node, batch)]
     notes = [
-        f"the parents of {node!r} separate its categories without error: its slopes grow without end, and their size "
-        "means nothing"
+        f"the parents of {node!r} separate its categories without error: {ENDLESS}, and their size means nothing. "
+        "Leave a parent out, merge categories, or fix a slope"
         for node in separated
     ]
     notes += _notes_on_tables(fitted, batch.rows)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,7 @@ from otpdag.likelihood.elimination.posterior import likeliest_states, node_momen
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
-from otpdag.mechanisms.base import Family
+from otpdag.mechanisms.base import Buffered, Family, buffers_of
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral_sequences, batch_of
@@ -185,6 +185,9 @@ def joint_probabilities(
 # -- effects ----------------------------------------------------------------------------------------------------------
 
 
+Path = Literal["total", "direct", "indirect"]
+
+
 @dataclass(frozen=True)
 class Effect:
     """The effect of one node on another.
@@ -197,6 +200,8 @@ class Effect:
         means: Means, or probabilities, of the outcome for each value of the treatment.
         identification: Whether what is observed determines the effect, by the graph alone or by the form of the
             mechanisms; one that is not identified has no interval.
+        level: Nominal coverage of the intervals.
+        path: Along which paths of the graph: all, the edge alone, or all others.
     """
 
     treatment: str
@@ -204,6 +209,8 @@ class Effect:
     table: pd.DataFrame
     means: pd.DataFrame
     identification: Identification
+    level: float = 0.95
+    path: Path = "total"
 
     @property
     def difference(self) -> pd.Series:
@@ -212,14 +219,20 @@ class Effect:
 
     def __str__(self) -> str:
         shown = self.table if np.isfinite(self.table["std_error"]).any() else self.table[["effect"]]
-        head = f"effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}"
-        return f"{head}\n{shown.to_string(float_format=lambda x: f'{x:.4g}')}\n{self.identification}"
+        return f"{self.head}\n{shown.to_string(float_format=lambda x: f'{x:.4g}')}\n{self.identification}"
 
     __repr__ = __str__
 
+    @property
+    def head(self) -> str:
+        """What the table has, with the level of its intervals."""
+        kind = "" if self.path == "total" else f"{self.path} "
+        told = np.isfinite(self.table["std_error"]).any()
+        level = f", with intervals of {100 * self.level:g} %" if told else ""
+        return f"{kind}effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}{level}"
+
     def _repr_html_(self) -> str:
-        head = html.escape(f"effect of {self.treatment} on {self.outcome}, against {self.means.index[0]}")
-        return f"<p>{head}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
+        return f"<p>{html.escape(self.head)}</p>{self.table.to_html()}<p>{html.escape(str(self.identification))}</p>"
 
 
 def effect_of(
@@ -230,6 +243,7 @@ def effect_of(
     set_to: Tensor,
     values: Sequence[Any],
     seen: Mapping[str, Tensor],
+    path: Path,
     names: Sequence[str],
     problem: Problem | None,
     errors: Errors,
@@ -244,17 +258,24 @@ def effect_of(
         set_to: What the treatment is set to (1, values, width).
         values: What a user calls these.
         seen: What the effect is conditional on (1, 1, width).
+        path: Along which paths.
         names: Coordinates or levels of the outcome.
         problem: What the model was fitted by; None if the effect has no interval.
         errors: Where standard errors come from.
         level: Nominal coverage of the interval.
     """
     cut = with_nodes_set(fitted, done=(treatment,), shown=tuple(seen))
-    question = Question(cut, batch_of(cut.structure, {**seen, treatment: set_to}), outcome)
+    done, first = {treatment: set_to}, set_to[:, :1].expand_as(set_to)
+    if path != "total" and treatment in cut.structure.graph.parents(outcome):
+        cut, twin = with_edge_apart(cut, treatment, outcome)
+        done = {treatment: first, twin: set_to} if path == "direct" else {treatment: set_to, twin: first}
+    elif path == "direct":
+        done = {treatment: first}
+    question = Question(cut, batch_of(cut.structure, {**seen, **done}), outcome)
 
     def means(naturals: Naturals) -> Tensor:
         """Means, or probabilities, of the outcome for each value of the treatment (values, width)."""
-        return question.at({**naturals, treatment: {}}).expected
+        return question.at({**naturals, **{node: {} for node in done}}).expected
 
     def change(naturals: Naturals) -> Tensor:
         """Their differences to the first value (1, differences)."""
@@ -267,7 +288,7 @@ def effect_of(
         error = torch.zeros_like(effect)
     elif problem is not None:
         above = {node for one in (outcome, *seen) for node in (one, *cut.structure.graph.ancestors(one))}
-        slopes = partial(_slopes, problem, change, above - {treatment})
+        slopes = partial(_slopes, problem, change, above - set(done))
         point = point_of(fitted, problem.shapes)
         known = information_at(problem, point, errors)
         if identification:  # a function of what is seen: by a share of the slope that is no rounding, data lack
@@ -283,7 +304,26 @@ def effect_of(
     told = pd.DataFrame(
         means(fitted.naturals).numpy(), index=pd.Index(list(values), name=treatment), columns=list(names)
     )
-    return Effect(treatment, outcome, table, told, identification)
+    return Effect(treatment, outcome, table, told, identification, level, path)
+
+
+def with_edge_apart(fitted: Fitted, treatment: str, outcome: str) -> tuple[Fitted, str]:
+    """The model in which the outcome reads a twin of the treatment that may be set otherwise, and the twin's name."""
+    twin, before, mechanism = f"{treatment}'", fitted.structure, fitted.structure.mechanisms[outcome]
+    if getattr(mechanism, "terms", None):
+        raise ModelError(f"node {outcome!r} has terms: effects along single paths are told of slopes and tables only")
+    parents = tuple((twin if name == treatment else name, space) for name, space in mechanism.family.parents)
+    own = mechanism.setup(replace(mechanism.family, parents=parents))
+    own = own.with_buffers(buffers_of(mechanism)) if isinstance(own, Buffered) else own
+    edges = [(twin if edge == (treatment, outcome) else edge[0], edge[1]) for edge in before.graph.edges]
+    graph = Graph(edges, nodes=[*before.graph.nodes, twin], hidden=before.graph.hidden)
+    mechanisms = {
+        **before.mechanisms,
+        outcome: own,
+        twin: Given(before.mechanisms[treatment].space).setup(Family(twin)),
+    }
+    structure = Structure(graph, mechanisms, {**before.keys, twin: {}})
+    return replace(fitted, structure=structure, naturals={**fitted.naturals, twin: {}}), twin
 
 
 def _slopes(problem: Problem, change: Callable[[Naturals], Tensor], relevant: Collection[str], point: Tensor) -> Tensor:

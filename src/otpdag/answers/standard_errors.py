@@ -150,7 +150,7 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
     """What is known of the raw parameters at the end of a fit (1, P), of which there may be so many."""
     if not isinstance(problem, Units) or not problem.is_sum:
         raise ModelError(
-            f"{type(problem).__name__} is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
+            "what was minimised is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
         )
     if point.shape[1] > most:
         raise ModelError(

@@ -387,8 +387,12 @@ def effect(
     treatment: Annotated[str, typer.Argument(metavar="TREATMENT", help="The node that is set.")],
     outcome: Annotated[str, typer.Argument(metavar="OUTCOME", help="The node that is looked at.")],
     values: Annotated[
-        str, typer.Option(metavar="A,B,...", help="Values of the treatment; effects are differences to the first.")
-    ] = "0,1",
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Values of the treatment; effects are differences to the first. By default 0,1 or all levels.",
+        ),
+    ] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="DATA", help="The table of the fit, for standard errors and intervals.")
     ] = None,
@@ -399,15 +403,16 @@ def effect(
     from otpdag.cli.command_files import model_at, table_at
 
     model = model_at(model_path)
-    wanted = [setting(model, f"{treatment}={value.strip()}", "--values")[1] for value in values.split(",")]
+    asked = [] if values is None else values.split(",")
+    wanted = [setting(model, f"{treatment}={value.strip()}", "--values")[1] for value in asked]
     table = None if data is None else table_at(data)
-    told = model.effect(treatment, outcome, values=wanted, data=table, level=level)
+    told = model.effect(treatment, outcome, values=wanted or None, data=table, level=level)
     if as_json:
         effects = told.table.reset_index().to_dict(orient="records")
         c.write_out(c.json_text({"effects": effects, "identified": str(told.identification)}))
         return
     _put(told.table, as_json)
-    c.say(str(told.identification))
+    c.say(f"{told.head}; {told.identification}")
 
 
 def compare(

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from otpdag.answers.notes import ENDLESS, UNDETERMINED
 from otpdag.data import Documents, Images, Sequences
 from otpdag.data.columns import known_table
 from otpdag.data.parts import is_partitioned, weights_in
@@ -153,9 +154,10 @@ def fit(
         status = replace(_status(ended, plan.method, monitor), approximate=bool(ended.problem.notes()))
         _check_end(layout, ended)
         kind.adopt(layout, ended)
+    notes = [] if bool(ended.failed[0]) else kind.notes(ended)
+    status = _with_cause(status, monitor.stopping.cause, notes)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
-    notes = [] if bool(ended.failed[0]) else kind.notes(ended)
     if ended.reached == 1 < len(ended.restarts):
         notes.append(
             f"one of {len(ended.restarts)} starts reached this optimum, or one beside it: there may be better ones; "
@@ -288,6 +290,14 @@ def _status(ended: SearchResult, method: Method, monitor: Monitor) -> Status:
     if cause is Cause.CALLBACK:
         return Status(False, f"{cause.value} after {len(monitor.history)} steps")
     return Status(False, f"the loss was still falling after {ended.steps} steps", "allow more steps in the method")
+
+
+def _with_cause(status: Status, stopped_by: Cause | None, notes: Sequence[str]) -> Status:
+    """Why more steps would not help, where a note tells it: what no data determine has no end to reach."""
+    endless = next((note for note in notes if note.startswith(UNDETERMINED) or ENDLESS in note), None)
+    if status.converged or status.failed or stopped_by is not None or endless is None:
+        return status
+    return replace(status, reason=endless, advice="more steps will not end it")
 
 
 # -- which kind the data are, and what will run ------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from otpdag.answers.linear_normal import (
     standardised,
 )
 from otpdag.answers.notes import point_of
-from otpdag.answers.queries import Effect
+from otpdag.answers.queries import Effect, Path
 from otpdag.answers.standard_errors import Errors, described, information_at, standard_errors, without_errors
 from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.answers.transport import Plan
@@ -304,14 +304,17 @@ class FitResult:
         treatment: str,
         outcome: str,
         *,
-        values: Sequence[Any] = (0, 1),
+        values: Sequence[Any] | None = None,
         on: Mapping[str, Any] | None = None,
+        path: Path = "total",
         level: float = 0.95,
         errors: Errors = "information",
     ) -> Effect:
         """:meth:`otpdag.Model.effect` with an interval, from the same curvature as :meth:`summary`."""
         problem = self._deterministic("the interval of an effect needs")
-        return self.model.effect(treatment, outcome, values=values, on=on, level=level, problem=problem, errors=errors)
+        return self.model.effect(
+            treatment, outcome, values=values, on=on, path=path, level=level, problem=problem, errors=errors
+        )
 
     def forecast(
         self,

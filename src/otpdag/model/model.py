@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -259,8 +259,9 @@ class Model(ModelBase):
         treatment: str,
         outcome: str,
         *,
-        values: Sequence[Any] = (0, 1),
+        values: Sequence[Any] | None = None,
         on: Mapping[str, Any] | None = None,
+        path: queries.Path = "total",
         data: Table | None = None,
         level: float = 0.95,
         problem: Problem | None = None,
@@ -271,8 +272,11 @@ class Model(ModelBase):
         Args:
             treatment: The node that is set.
             outcome: The node that is looked at; of a category, the probability of each level.
-            values: What the treatment is set to; every value is compared with the first.
+            values: What the treatment is set to; every value is compared with the first. By default zero and one, or
+                all levels of a category.
             on: Values of other nodes that the effect is conditional on, none of them a descendant of the treatment.
+            path: ``"direct"``: along the edge from treatment to outcome alone, all others read the first value;
+                ``"indirect"``: along all other paths (natural effects: Pearl, 2001).
             data: The rows that the model was fitted to. If given, the effect has an interval, by the delta method from
                 the observed information; :meth:`otpdag.FitResult.effect` has it without.
             level: Nominal coverage of the interval.
@@ -291,6 +295,9 @@ class Model(ModelBase):
         self._mechanism(treatment), self._mechanism(outcome)
         if treatment == outcome:
             raise ModelError(f"treatment and outcome must differ; got {treatment!r} for both")
+        if values is None:
+            values = self.labels(treatment) if self.spaces[treatment].is_discrete else (0, 1)
+        check_choice("path", path, get_args(queries.Path))
         if not isinstance(values, Sequence | np.ndarray) or len(values) < 2:
             raise ModelError(f"values must be at least two: what is compared, and with what; got {values!r:.100}")
         check_level(level)
@@ -316,6 +323,7 @@ class Model(ModelBase):
             set_to=set_to,
             values=list(values),
             seen=seen,
+            path=path,
             names=names,
             problem=problem,
             errors=errors,
