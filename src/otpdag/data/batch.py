@@ -18,7 +18,7 @@ from otpdag.errors import DataError
 Codes: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 
-HASHED_AT_ONCE = 2**13  # rows, few enough for a processor's cache: new memory costs more than the arithmetic
+ROWS_AT_ONCE = 2**13  # few enough for a processor's cache: new memory costs more than the arithmetic
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,10 +245,10 @@ def rows_by_content(columns: Sequence[npt.NDArray[np.float64]], many: int) -> Co
 def _low_hashes(columns: Sequence[npt.NDArray[np.float64]], share: float) -> tuple[Codes, Hashes]:
     """Rows whose hashes are among about this share of all that there could be, in their order, and their hashes."""
     most, chosen, hashes = np.uint64(min(int(share * 2.0**64), 2**64 - 1)), [], []
-    for begin in range(0, len(columns[0]), HASHED_AT_ONCE):
+    for begin in range(0, len(columns[0]), ROWS_AT_ONCE):
         hashed = np.zeros(1, dtype=np.uint64)
         for column in columns:
-            hashed = mixed(hashed ^ column[begin : begin + HASHED_AT_ONCE].view(np.uint64))
+            hashed = mixed(hashed ^ column[begin : begin + ROWS_AT_ONCE].view(np.uint64))
         low = np.flatnonzero(hashed <= most)
         chosen.append(begin + low)
         hashes.append(hashed[low])
@@ -270,18 +270,22 @@ def row_hashes(batch: Batch) -> Hashes:
     hashed = np.zeros(batch.rows, dtype=np.uint64)
     seen = (torch.where(batch.mask[node], value, -torch.inf) for node, value in batch.values.items())
     for tensor in chain(seen, batch.mask.values(), [batch.weight.unsqueeze(-1)]):  # one at a time: tables are large
-        for column in tensor.transpose(0, 1).flatten(1).cpu().double().numpy().T:
-            order, differs = _ordered(column)
+        for cells in tensor.transpose(0, 1).flatten(1).unbind(1):
             ranks = np.zeros(batch.rows, dtype=np.uint64)
-            ranks[order[1:]] = np.cumsum(differs)
-            hashed = mixed(hashed ^ ranks)
+            if bool((cells != cells[:1]).any()):  # masks and weights mostly tell no rows apart
+                order, differs = _ordered(cells.cpu().double().numpy())
+                ranks[order[1:]] = np.cumsum(differs)
+            hashed = mixed(np.bitwise_xor(hashed, ranks, out=ranks))
     return hashed
 
 
 def mixed(numbers: Hashes) -> Hashes:
     """The same whole numbers spread over 64 bits (Knuth's multiplicative hashing)."""
     spread = numbers * np.uint64(0x9E3779B97F4A7C15)
-    return spread ^ (spread >> np.uint64(29))
+    for begin in range(0, len(spread), ROWS_AT_ONCE):
+        part = spread[begin : begin + ROWS_AT_ONCE]
+        part ^= part >> np.uint64(29)
+    return spread
 
 
 def distinct_rows(tensors: Sequence[Tensor]) -> tuple[Codes, int]:

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.data.batch import Batch
+from otpdag.data.batch import ROWS_AT_ONCE, Batch
 from otpdag.data.columns import (
     Column,
     Floats,
@@ -137,8 +137,12 @@ def _check_support(cells: Floats, node: str, column: Column, largest: float) -> 
         if -largest <= lowest <= highest <= largest:
             return  # there are no gaps either: the smallest of numbers with a gap among them is a gap
     expected, seen = column.space.holds, ~np.isnan(cells)
-    with np.errstate(invalid="ignore"):
-        bad = seen & ((np.abs(cells) > np.float64(largest)) | np.isinf(cells) | column.space.outside(cells))
+    bad = np.zeros_like(seen)
+    for begin in range(0, len(cells), ROWS_AT_ONCE):
+        rows = slice(begin, begin + ROWS_AT_ONCE)
+        with np.errstate(invalid="ignore"):
+            bad[rows] = np.abs(cells[rows]) > np.float64(largest)
+            bad[rows] |= seen[rows] & (np.isinf(cells[rows]) | column.space.outside(cells[rows]))
     if bad.any():
         row, cell = (int(place) for place in np.argwhere(bad)[0])
         if abs(cells[row, cell]) > largest or np.isinf(cells[row, cell]):

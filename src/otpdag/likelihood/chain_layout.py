@@ -258,7 +258,7 @@ class Chain:
         return shown
 
 
-def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = 2_000_000) -> Chain:
+def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: int = 1_000_000) -> Chain:
     """Find the states and the distinct steps, and put the sequences in order.
 
     A forward-backward pass has ``block_steps`` steps times states; more would only fill memory.

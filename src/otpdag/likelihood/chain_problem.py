@@ -117,7 +117,7 @@ class SequenceUnits(Units):
         """Steps of all sequences."""
         return self.batch.rows
 
-    @property
+    @cached_property
     def factors(self) -> Tensor:
         """Weights of the sequences (R or 1, N)."""
         return self.batch.steps.weight[:, self.batch.starts]
