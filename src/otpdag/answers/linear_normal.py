@@ -55,6 +55,7 @@ class FitIndices:
         cfi: Comparative fit index (Bentler, 1990): 1 is best, 0 as bad as independence.
         tli: Tucker-Lewis index.
         rmsea: Root mean square error of approximation (Steiger, 1990): 0 is best.
+        srmr: Root mean square of the differences of variances and covariances, in units of the columns' spreads.
     """
 
     chi_square: float
@@ -63,10 +64,11 @@ class FitIndices:
     cfi: float
     tli: float
     rmsea: float
+    srmr: float
 
     def facts(self) -> dict[str, float]:
         """As a summary names them."""
-        names = ("chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA")
+        names = ("chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA", "SRMR")
         return dict(zip(names, asdict(self).values(), strict=True))
 
 
@@ -99,7 +101,7 @@ def standardised(fitted: Fitted, table: pd.DataFrame, moments: Moments) -> pd.Se
 
 
 def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
-    """Chi-square, CFI, TLI and RMSEA on rows; None unless the model is linear and normal with something to test."""
+    """Chi-square, CFI, TLI, RMSEA and SRMR on rows; None unless the model is linear normal with something to test."""
     moments, observed = implied_moments(fitted), fitted.structure.graph.observed
     if moments is None or not observed:
         return None
@@ -111,7 +113,10 @@ def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
     at = [moments.cells.index(cell) for cell in rows.groups.cells]
     own = rows.log_density(moments.mean[at] - rows.shift, moments.covariance[np.ix_(at, at)])
     mean, variance = rows.columns()
-    best, apart = rows.log_density(*rows.best(mean, np.diag(variance))), rows.log_density(mean, np.diag(variance))
+    free = rows.best(mean, np.diag(variance))
+    best, apart = rows.log_density(*free), rows.log_density(mean, np.diag(variance))
+    spread = np.sqrt(np.diag(free[1]))
+    missed = ((free[1] - moments.covariance[np.ix_(at, at)]) / np.outer(spread, spread))[np.tril_indices(size)]
     statistic, baseline = 2 * (best - own), 2 * (best - apart)
     base_degrees = size * (size - 1) // 2
     excess, base_excess = max(statistic - degrees, 0.0), max(baseline - base_degrees, statistic - degrees, 0.0)
@@ -123,6 +128,7 @@ def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
         cfi=1 - excess / base_excess if base_excess else 1.0,
         tli=(ratio - statistic / degrees) / (ratio - 1) if ratio > 1 else 1.0,
         rmsea=float(np.sqrt(excess / (degrees * total))),
+        srmr=float(np.sqrt(np.mean(missed**2))),
     )
 
 

@@ -396,7 +396,18 @@ def _standard_errors(result: FitResult, most_work: float = 2e7) -> Summary | Non
 def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
     from otpdag import __version__
 
-    wanted = ("log-likelihood", "AIC", "BIC", "chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA")
+    wanted = (
+        "log-likelihood",
+        "AIC",
+        "BIC",
+        "chi-square",
+        "degrees of freedom",
+        "p-value",
+        "CFI",
+        "TLI",
+        "RMSEA",
+        "SRMR",
+    )
     facts = {} if errors is None else {name: errors.all_facts().get(name) for name in wanted}
     status = result.status
     return {

@@ -281,7 +281,7 @@ class FitResult:
         return f"no density of {', '.join(bare)} is known" if bare else "the fit keeps no rows of a table"
 
     def fit_indices(self) -> FitIndices | None:
-        """Chi-square, CFI, TLI and RMSEA of a linear normal model; None of any other, or where nothing is tested."""
+        """Chi-square, CFI, TLI, RMSEA and SRMR of a linear normal model; None of others, or where nothing is tested."""
         batch = getattr(self.problem, "batch", None)
         return fit_indices(self.model.fitted, batch) if isinstance(batch, Batch) else None
 

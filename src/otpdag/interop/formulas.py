@@ -13,12 +13,14 @@ the delta method.
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
@@ -28,13 +30,14 @@ from scipy.stats import norm
 from torch import Tensor
 
 from otpdag.answers.notes import point_of
-from otpdag.answers.standard_errors import Errors, delta_errors, information_at
+from otpdag.answers.standard_errors import Errors, Information, delta_errors, information_at
+from otpdag.data import Batch
 from otpdag.data.columns import as_frame
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.mechanisms import Normal
-from otpdag.mechanisms.parameters import start
+from otpdag.mechanisms.parameters import start, tie
 from otpdag.model import Model
 from otpdag.problem import Problem
 from otpdag.structure import Naturals
@@ -65,7 +68,11 @@ def givers_and_takers(
     def can_give(node: str) -> bool:
         return all(left.has_edge(one, other) for one, other in combinations(left.neighbors(node), 2))
 
-    while giver := next(filter(can_give, sorted(left.nodes, key=lambda node: node not in willing)), None):
+    def order(node: str) -> tuple[bool, bool]:
+        """Those first that take part in no other's noise: they may stand for their own."""
+        return any(taker == node for _, taker in arrows), node not in willing
+
+    while giver := next(filter(can_give, sorted(left.nodes, key=order)), None):
         arrows += [(giver, taker) for taker in left.neighbors(giver)]
         left.remove_node(giver)
     for circle in list(nx.connected_components(left)):
@@ -80,18 +87,31 @@ def givers_and_takers(
 
 
 _NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
-_OPERATOR = re.compile(r"=~|~~|~")
+_OPERATOR = re.compile(r"=~|~~|:=|~")
+Line = tuple[str, str, str]
+"""Left side, operator and right side of a number: ``("f", "=~", "a")``, ``("a", "~1", "")``."""
 
 
 @dataclass
 class Formulas:
-    """What formulas say: arrows, factors, coefficients and variances that are given, and correlated errors."""
+    """What formulas say: arrows, factors, coefficients and variances that are given, and correlated errors.
+
+    ``loadings`` are arrows from factors to what measures them, ``freed`` coefficients that are said to be free,
+    ``apart`` pairs whose covariance is zero, ``intercepts`` those that are named (None: free), ``labels`` names of
+    numbers, and ``definitions`` what is computed of these.
+    """
 
     edges: list[tuple[str, str]] = field(default_factory=list)
     factors: list[str] = field(default_factory=list)
     coefficients: dict[tuple[str, str], float] = field(default_factory=dict)
     variances: dict[str, float] = field(default_factory=dict)
     pairs: list[tuple[str, str]] = field(default_factory=list)
+    loadings: set[tuple[str, str]] = field(default_factory=set)
+    freed: set[tuple[str, str]] = field(default_factory=set)
+    apart: set[frozenset[str]] = field(default_factory=set)
+    intercepts: dict[str, float | None] = field(default_factory=dict)
+    labels: dict[Line, str] = field(default_factory=dict)
+    definitions: dict[str, str] = field(default_factory=dict)
 
     @property
     def nodes(self) -> list[str]:
@@ -102,24 +122,57 @@ class Formulas:
         """What a node is said to depend on."""
         return [parent for parent, child in self.edges if child == node]
 
+    def line_of(self, edge: tuple[str, str]) -> Line:
+        """A loading, or a slope."""
+        parent, child = edge
+        return (parent, "=~", child) if edge in self.loadings else (child, "~", parent)
 
-def from_formulas(text: str, data: Any = None) -> Model:
-    """A linear normal model from formulas, one a line.
+    def shared(self, line: Line) -> str | None:
+        """The label of a number that others have as well."""
+        label = self.labels.get(line)
+        return label if label is not None and list(self.labels.values()).count(label) > 1 else None
+
+    def completed(self, std_lv: bool) -> Formulas:
+        """With what lavaan adds: covariances of what nothing explains and of pure outcomes, and units of factors."""
+        groups = [[n for n in self.nodes if not self.parents(n) and (n in self.factors) == hidden] for hidden in (0, 1)]
+        measured = {child for _, child in self.loadings}
+        groups.append([n for n in self.nodes if self.parents(n) and n not in {*measured, *(p for p, _ in self.edges)}])
+        known = self.apart | {frozenset(pair) for pair in self.pairs}
+        more = [pair for group in groups for pair in combinations(group, 2) if frozenset(pair) not in known]
+        given = dict(self.coefficients)
+        for factor in [] if std_lv else self.factors:
+            first = next(edge for edge in self.edges if edge[0] == factor and edge in self.loadings)
+            if first not in self.freed:
+                given.setdefault(first, 1.0)
+        for edge in self.edges:  # what is equal to a given number is given
+            equal = [
+                other for other in given if self.shared(self.line_of(edge)) == self.labels.get(self.line_of(other), "")
+            ]
+            given |= {edge: given[equal[0]]} if equal else {}
+        return replace(self, pairs=[*self.pairs, *more], coefficients=given)
+
+
+def from_formulas(text: str, data: Any = None, *, std_lv: bool = False) -> Model:
+    """A linear normal model from formulas, one a line, which mean what they mean to lavaan's ``sem``.
 
     - ``factor =~ a + b + c``: the hidden ``factor`` is measured by ``a``, ``b`` and ``c``;
-    - ``y ~ x + factor``: ``y`` depends on ``x`` and ``factor``;
-    - ``a ~~ b``: what else moves ``a`` and ``b`` is correlated;
-    - ``0.5*x`` gives a coefficient, ``a ~~ 0.3*a`` the variance of an error; what follows ``#`` is not read.
+    - ``y ~ x + factor``: ``y`` depends on ``x`` and ``factor``; ``y ~ 1`` names its intercept;
+    - ``a ~~ b``: what else moves ``a`` and ``b`` is correlated; ``a ~~ 0*b``: it is not;
+    - ``0.5*x`` gives a coefficient, ``NA*x`` frees it, ``a ~~ 0.3*a`` gives the variance of an error;
+    - ``k*x`` labels a number: equal labels are equal numbers, and ``d := k1 * k2`` is computed of them;
+    - what follows ``#`` or ``!`` is not read.
 
-    Every node has an intercept and a scale of its own. The noise of a factor has scale one and mean zero, which fixes
-    its units, so that all its loadings are free; a factor with a loading that is given (``factor =~ 1*a + b``) has a
-    scale to be learned instead. A pair of correlated errors adds a hidden node, ``noise_a``, that is the noise of ``a``
-    and reaches ``b`` as well. :func:`formula_estimates` shows a fit in the terms of the formulas.
+    Factors that nothing explains are correlated, and so are columns that nothing explains, and errors of outcomes that
+    explain nothing, unless the formulas say otherwise. The first loading of a factor is one, which gives its units;
+    with ``std_lv`` all loadings are free, and its variance (of its error, if something explains it) is one. Every node
+    has an intercept. A pair of correlated errors may add a hidden node, ``noise_a``, that is the noise of ``a`` and
+    reaches ``b`` as well. :func:`formula_estimates` shows a fit in the terms of the formulas.
 
     Args:
         text: The formulas.
         data: The table that the model is for; needed where errors are correlated, for what is left of the scale of
             ``a`` is a thousandth of its column's spread.
+        std_lv: Whether factors have variance one, in place of a first loading of one.
 
     Raises:
         ModelError: A line is no formula, or says what a directed graph cannot: the message names the line.
@@ -136,8 +189,9 @@ def from_formulas(text: str, data: Any = None) -> Model:
       physics: Normal <- skill
       hours: Normal
     """
-    formulas = read_formulas(text)
+    formulas = read_formulas(text).completed(std_lv)
     arrows, in_circles = givers_and_takers(formulas.pairs, [n for n in formulas.nodes if not formulas.parents(n)])
+    _check_units(formulas, {taker for _, taker in arrows})
     noises: dict[str, str] = {}
     for giver, taker in arrows:
         itself = not in_circles and _stands_for_its_noise(giver, taker, formulas, arrows)
@@ -154,8 +208,27 @@ def from_formulas(text: str, data: Any = None) -> Model:
     edges = [*formulas.edges, *((noise, giver) for giver, noise in own.items())]
     edges += [(noises[giver], taker) for giver, taker in arrows]
     graph = Graph(edges, nodes=formulas.nodes, hidden=[*formulas.factors, *own.values()])
-    left_over = _left_over(own, data)
-    return Model(graph, {node: _mechanism(graph, node, formulas, left_over) for node in graph.nodes})
+    spreads = _spreads(own, formulas, data)
+    return Model(graph, {node: _mechanism(graph, node, formulas, own, spreads) for node in graph.nodes})
+
+
+def _check_units(formulas: Formulas, takers: Collection[str]) -> None:
+    """Refuse what the arrows of correlated factors cannot hold: given variances beside given or shared coefficients."""
+    for factor in (node for node in formulas.factors if node in takers):
+        own = [edge for edge in formulas.edges if factor in edge]
+        has_units = any(formulas.coefficients.get(edge) for edge in own)
+        if has_units and factor in formulas.variances:
+            raise ModelError(
+                f"the variance of the factor {factor!r}, which is correlated with others, is given, and a coefficient "
+                "as well: free its first loading (NA*), or leave the variance out"
+            )
+        labels = {label for edge in own if (label := formulas.shared(formulas.line_of(edge)))}
+        outside = {formulas.labels.get(formulas.line_of(edge)) for edge in formulas.edges if edge not in own}
+        if not has_units and labels & outside:
+            raise ModelError(
+                f"coefficients of the factor {factor!r}, whose units its variance gives, are equal to others': let its "
+                "first loading be one instead"
+            )
 
 
 def _stands_for_its_noise(giver: str, taker: str, formulas: Formulas, arrows: list[tuple[str, str]]) -> bool:
@@ -164,38 +237,66 @@ def _stands_for_its_noise(giver: str, taker: str, formulas: Formulas, arrows: li
     return not formulas.parents(giver) and all((other, taker) in arrows for other in takes)
 
 
-def _left_over(own: Mapping[str, str], data: Any, share: float = 1e-3) -> dict[str, float]:
-    """Scales of nodes whose noise is a node of its own: a share of their spread, a millionth of their variance."""
-    if not own:
-        return {}
+def _spreads(own: Mapping[str, str], formulas: Formulas, data: Any) -> dict[str, float]:
+    """Spreads of columns; of those whose noise is a node of its own, they must be known."""
     if data is None:
-        raise ModelError(f"correlated errors (of {', '.join(own)}) need data=, the table that the model is for")
+        if own:
+            raise ModelError(f"correlated errors (of {', '.join(own)}) need data=, the table that the model is for")
+        return {}
     table = as_frame(data)
     for node in own:
         if node not in table:
             raise DataError(f"{node!r} must be a column of the table; it has {', '.join(map(str, table.columns))}")
-    spread = {node: float(np.nanstd(table[node].to_numpy(dtype=float, na_value=np.nan))) for node in own}
-    for node, value in spread.items():
-        if not value > 0:
-            raise DataError(f"column {node!r} must vary to have an error that is correlated; its spread is {value}")
-    return {node: share * value for node, value in spread.items()}
+    columns = [node for node in formulas.nodes if node in table and pd.api.types.is_numeric_dtype(table[node])]
+    spread = {node: float(np.nanstd(table[node].to_numpy(dtype=float, na_value=np.nan))) for node in columns}
+    for node in own:
+        if not spread.get(node, 0.0) > 0:
+            raise DataError(f"column {node!r} must be numbers that vary to have an error that is correlated")
+    return spread
 
 
-def _mechanism(graph: Graph, node: str, formulas: Formulas, left_over: Mapping[str, float]) -> Normal:
-    parents = graph.parents(node)
-    given = {
-        parent: formulas.coefficients[parent, node] for parent in parents if (parent, node) in formulas.coefficients
-    }
-    weight = [given.get(parent, math.nan) for parent in parents] if given else None
-    if node in formulas.variances and node in left_over:
+def _mechanism(
+    graph: Graph,
+    node: str,
+    formulas: Formulas,
+    own: Mapping[str, str],
+    spreads: Mapping[str, float],
+    left_over: float = 1e-3,
+) -> Normal:
+    """A share of the spread is left over of the scale of a node whose noise is a node of its own."""
+    if node in formulas.variances and node in own:
         raise ModelError(f"the variance of {node!r} is given, and its error correlated: leave one of them out")
-    scale: Any = math.sqrt(formulas.variances[node]) if node in formulas.variances else left_over.get(node)
+    scale: Any = math.sqrt(formulas.variances[node]) if node in formulas.variances else None
+    equal = formulas.shared((node, "~~", node))
+    if node in own:
+        scale = left_over * spreads[node]
+    elif equal is not None and scale is None:
+        scale = tie(f"label {equal}")
+    level: Any = formulas.intercepts.get(node)
     if node not in graph.hidden:
-        return Normal(weight=weight, scale=scale)
+        return Normal(loc=level, weight=_weights(graph, node, formulas), scale=scale)
     if scale is None:
-        has_units = any(formulas.coefficients.get((node, child)) for child in graph.children(node))
-        scale = start(1.0) if has_units else 1.0
-    return Normal(loc=0.0, weight=weight, scale=scale)
+        marks = {child: formulas.coefficients.get((node, child)) for child in graph.children(node)}
+        likely = [spreads.get(child, 1.0) / abs(by) for child, by in marks.items() if by]
+        scale = start(likely[0]) if likely else 1.0
+    if level is None:
+        level = start(0.0) if node in formulas.intercepts else 0.0
+    return Normal(loc=level, weight=_weights(graph, node, formulas), scale=scale)
+
+
+def _weights(graph: Graph, node: str, formulas: Formulas) -> Any:
+    """Coefficients that are given, the others NaN; or what is shared; None where all are free."""
+    parents = graph.parents(node)
+    given = [formulas.coefficients.get((parent, node), math.nan) for parent in parents]
+    shared = [formulas.shared(formulas.line_of((parent, node))) for parent in parents]
+    if not any(name and math.isnan(value) for name, value in zip(shared, given, strict=True)):
+        return given if not all(map(math.isnan, given)) else None
+    if len(parents) > 1:
+        raise ModelError(
+            f"{node!r} has several coefficients, one of which, {next(filter(None, shared))!r}, is equal to another: "
+            "coefficients can be equal where they are the only ones of their nodes"
+        )
+    return tie(f"label {shared[0]}")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -206,29 +307,59 @@ def read_formulas(text: str) -> Formulas:
     if not isinstance(text, str):
         raise ModelError(f"text must hold formulas; got {type(text).__name__}")
     formulas = Formulas()
-    for number, line in enumerate(text.splitlines(), start=1):
-        formula = line.split("#", 1)[0].strip()
-        if not formula:
+    for number, formula in _statements(text):
+        where = f"line {number}: {formula!r}"
+        left, sign, right = _parts(formula, where)
+        known = len(formulas.edges)
+        if sign == ":=":
+            formulas.definitions[left] = right
             continue
-        left, operator, right = _parts(formula, number)
-        for name, value in right:
-            if operator == "~~":
-                _read_covariance(formulas, left, name, value, f"line {number}: {formula!r}")
-                continue
-            edge = (left, name) if operator == "=~" else (name, left)
-            if edge in formulas.edges:
-                raise ModelError(f"{edge[1]!r} is said to depend on {edge[0]!r} twice")
-            formulas.edges.append(edge)
-            if value is not None:
-                formulas.coefficients[edge] = value
-        if operator == "=~" and left not in formulas.factors:
-            formulas.factors.append(left)
+        for part in right.split("+"):
+            name, value, label = _term(part.strip(), where)
+            if sign == "~" and name == "1":
+                formulas.intercepts[left] = value
+                line = (left, "~1", "")
+            elif sign == "~~":
+                _read_covariance(formulas, left, name, value, where)
+                line = (left, "~~", name)
+            else:
+                _read_edge(formulas, (left, name) if sign == "=~" else (name, left), part, value)
+                line = (left, sign, name)
+            if label is not None:
+                formulas.labels[line] = label
+        if sign == "=~":
+            formulas.loadings |= set(formulas.edges[known:])
+            formulas.factors += [left] if left not in formulas.factors else []
     if not formulas.nodes:
         raise ModelError("text must hold at least one formula, such as 'factor =~ a + b'")
-    unknown = [node for node in formulas.variances if node not in formulas.nodes]
+    unknown = [node for node in (*formulas.variances, *formulas.intercepts) if node not in formulas.nodes]
     if unknown:
-        raise ModelError(f"the variance of {unknown[0]!r} is given, but no formula says what it has to do with others")
+        raise ModelError(f"something of {unknown[0]!r} is given, but no formula says what it has to do with others")
     return formulas
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Formulas with the number of their first line; one that ends in an operator, or is followed by +, goes on."""
+    begun, whole = 0, ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        for part in re.split("[#!]", line, maxsplit=1)[0].split(";"):
+            part = part.strip()
+            if part and whole and not (whole.endswith(("+", "~", "*", "=")) or part.startswith("+")):
+                yield begun, whole
+                whole = ""
+            begun, whole = (begun, f"{whole} {part}") if whole and part else (number, part) if part else (begun, whole)
+    if whole:
+        yield begun, whole
+
+
+def _read_edge(formulas: Formulas, edge: tuple[str, str], part: str, value: float | None) -> None:
+    if edge in formulas.edges:
+        raise ModelError(f"{edge[1]!r} is said to depend on {edge[0]!r} twice")
+    formulas.edges.append(edge)
+    if value is not None:
+        formulas.coefficients[edge] = value
+    if part.strip().startswith("NA"):
+        formulas.freed.add(edge)
 
 
 def _read_covariance(formulas: Formulas, left: str, right: str, value: float | None, where: str) -> None:
@@ -240,67 +371,74 @@ def _read_covariance(formulas: Formulas, left: str, right: str, value: float | N
         return  # a variance that is not given is free without being named
     if value:
         raise ModelError(f"{where}: a covariance can be free or zero; it cannot be fixed at {value}")
-    if value is None and not {(left, right), (right, left)} & set(formulas.pairs):
+    if value is not None:
+        formulas.apart.add(frozenset((left, right)))
+    elif not {(left, right), (right, left)} & set(formulas.pairs):
         formulas.pairs.append((left, right))
 
 
-def _parts(formula: str, number: int) -> tuple[str, str, list[tuple[str, float | None]]]:
-    """The left side, the operator, and the names on the right with the coefficients that are given."""
-    where = f"line {number}: {formula!r}"
+def _parts(formula: str, where: str) -> tuple[str, str, str]:
+    """The left side, the operator, and the right side."""
     operators = _OPERATOR.findall(formula)
     if len(operators) != 1:
-        raise ModelError(f"{where} must have one of =~, ~ and ~~, with names on both sides")
+        raise ModelError(f"{where} must have one of =~, ~, ~~ and :=, with names on both sides")
     left, right = (side.strip() for side in formula.split(operators[0]))
-    terms = [_term(part.strip(), where) for part in right.split("+")]
-    for name in (left, *(name for name, _ in terms)):
-        if not _NAME.fullmatch(name):
-            raise ModelError(f"{where}: {name!r} is no name of a column")
-    return left, operators[0], terms
+    if not _NAME.fullmatch(left):
+        raise ModelError(f"{where}: {left!r} is no name of a column")
+    return left, operators[0], right
 
 
-def _term(text: str, where: str) -> tuple[str, float | None]:
-    """A name, perhaps after a number: ``0.5*x``; ``NA*x`` says that there is none."""
+def _term(text: str, where: str) -> tuple[str, float | None, str | None]:
+    """A name, with the number or the label before it: ``0.5*x``, ``k*x``; ``NA*x`` says that there is none."""
     given, times, name = (part.strip() for part in text.rpartition("*"))
+    if not (_NAME.fullmatch(name) or name == "1"):
+        raise ModelError(f"{where}: {name!r} is no name of a column")
     if not times or given == "NA":
-        return name, None
+        return name, None, None
+    if given.startswith("c("):
+        raise ModelError(f"{where}: groups, {given!r}, are not read: fit them one by one, or make the group a parent")
     try:
         value = float(given)
     except ValueError:
-        value = math.nan
+        if not _NAME.fullmatch(given):
+            raise ModelError(f"{where}: {given!r} before * must be a number or a label") from None
+        return name, None, given
     if not math.isfinite(value):
-        raise ModelError(
-            f"{where}: {given!r} before * must be a number; for coefficients that are equal use otp.tie in mechanisms"
-        )
-    return name, value
+        raise ModelError(f"{where}: {given!r} before * must be a finite number or a label")
+    return name, value, None
 
 
 def formula_estimates(
-    result: FitResult, text: str, *, level: float = 0.95, errors: Errors = "information"
+    result: FitResult, text: str, *, level: float = 0.95, errors: Errors | Literal["expected"] = "expected"
 ) -> pd.DataFrame:
-    """Coefficients, variances and covariances of errors, as lavaan and semopy list them.
+    """Coefficients, variances and covariances of errors, and what is defined of them, as lavaan and semopy list them.
 
     Args:
         result: A fit of the model that :func:`from_formulas` made of the text.
         text: The formulas.
         level: Nominal coverage of the intervals.
-        errors: ``"information"`` or ``"sandwich"``.
+        errors: ``"expected"``: by the information that the model expects of complete rows, as lavaan does, and where
+            cells are missing by the observed one; ``"information"``: always by that; or ``"sandwich"``.
 
     Returns:
-        Columns ``left``, ``operator``, ``right``, ``estimate``, ``std_error``, ``lower`` and ``upper``; what is given
-        in the formulas or by the units of a factor has no standard error.
+        Columns ``left``, ``operator``, ``right``, ``label``, ``estimate``, ``std_error``, ``lower`` and ``upper``; what
+        is given in the formulas or by the units of a factor has no standard error.
 
     Raises:
         ModelError: The model is not that of the text.
     """
-    formulas = read_formulas(text)
+    formulas = read_formulas(text).completed(True)
     absent = [node for node in formulas.nodes if node not in result.model.graph]
     if absent:
         raise ModelError(f"the model has no node {absent[0]!r}, which the formulas name")
-    if result.problem is None or errors == "bootstrap":
+    problem, batch = result.problem, getattr(result.problem, "batch", None)
+    if problem is None or errors == "bootstrap":
         raise ModelError("the table of formulas needs a fit by likelihood, and errors by 'information' or 'sandwich'")
-    problem = result.problem
     point = point_of(result.model.fitted, problem.shapes)
-    information = information_at(problem, point, errors)
+    if errors == "expected" and isinstance(batch, Batch) and all(bool(seen.all()) for seen in batch.mask.values()):
+        information = _expected(problem, point, float(batch.weight.sum()))
+    else:
+        information = information_at(problem, point, "information" if errors == "expected" else errors)
 
     def listed(flat: Tensor) -> Tensor:
         return _numbers(formulas, problem, problem.naturals(flat.unsqueeze(0)))
@@ -308,7 +446,9 @@ def formula_estimates(
     slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
     error = delta_errors(slopes, information.covariance).numpy()
     free = slopes.abs().amax(-1).numpy() > 1e-9  # what is given moves by rounding only
-    table = pd.DataFrame(_lines(formulas), columns=["left", "operator", "right"])
+    lines = [*_lines(formulas), *((name, ":=", how) for name, how in formulas.definitions.items())]
+    table = pd.DataFrame(lines, columns=["left", "operator", "right"])
+    table["label"] = [formulas.labels.get(line, "") for line in lines]
     table["estimate"] = listed(point[0]).detach().numpy()
     table["std_error"] = np.where(free & ~information.untold(slopes), error, np.nan)
     reach = float(norm.ppf((1 + level) / 2))
@@ -317,34 +457,118 @@ def formula_estimates(
     return table
 
 
-def _lines(formulas: Formulas) -> list[tuple[str, str, str]]:
-    """What each number is called: loadings, slopes, covariances, variances."""
-    loadings = [(parent, "=~", child) for parent, child in formulas.edges if _is_loading(formulas, parent, child)]
-    slopes = [(child, "~", parent) for parent, child in formulas.edges if not _is_loading(formulas, parent, child)]
+def _expected(problem: Problem, point: Tensor, rows: float) -> Information:
+    r"""The information that the model expects of complete rows, by slopes of their mean and covariance.
+
+    .. math:: n \left(\mu_i^\top \Sigma^{-1} \mu_j
+              + \tfrac12 \mathrm{tr}\, \Sigma^{-1} \Sigma_i \Sigma^{-1} \Sigma_j\right)
+    """
+    graph = problem.structure.graph
+    at = [place for place, node in enumerate(graph.nodes) if node not in graph.hidden]
+
+    def moments(flat: Tensor) -> Tensor:
+        naturals = problem.naturals(flat.unsqueeze(0))
+        arrows, own = _arrows(problem, naturals)
+        total = torch.linalg.inv(torch.eye(len(own)).to(own) - arrows)
+        levels = torch.stack([naturals[node]["loc"][0, 0, 0] for node in graph.nodes])
+        covariance = (total * own**2) @ total.mT
+        return torch.cat([(total @ levels)[at].unsqueeze(0), covariance[at][:, at]])
+
+    inverse = torch.linalg.inv(moments(point[0])[1:].detach())
+    slopes = torch.autograd.functional.jacobian(moments, point[0]).detach()
+    by_mean, by_covariance = slopes[0], slopes[1:]
+    turned = torch.einsum("ab,bcp->acp", inverse, by_covariance)
+    second = torch.einsum("ap,ab,bq->pq", by_mean, inverse, by_mean)
+    return Information(rows * (second + 0.5 * torch.einsum("abp,baq->pq", turned, turned)))
+
+
+def _lines(formulas: Formulas) -> list[Line]:
+    """What each number is called: loadings, slopes, covariances, variances, and intercepts that are named."""
+    edges = sorted((formulas.line_of(edge) for edge in formulas.edges), key=lambda line: line[1] != "=~")
     pairs = [(one, "~~", other) for one, other in formulas.pairs]
-    return [*loadings, *slopes, *pairs, *((node, "~~", node) for node in formulas.nodes)]
+    levels = [(node, "~1", "") for node in formulas.intercepts]
+    return [*edges, *pairs, *((node, "~~", node) for node in formulas.nodes), *levels]
 
 
-def _is_loading(formulas: Formulas, parent: str, child: str) -> bool:
-    return parent in formulas.factors and child not in formulas.factors
-
-
-def _numbers(formulas: Formulas, problem: Problem, naturals: Naturals) -> Tensor:
-    """The numbers of :func:`_lines`, of the first replica."""
+def _arrows(problem: Problem, naturals: Naturals) -> tuple[Tensor, Tensor]:
+    """Coefficients (children, parents) of all nodes, and their scales."""
     graph = problem.structure.graph
     place = {node: number for number, node in enumerate(graph.nodes)}
     own = torch.stack([naturals[node]["scale"][0, 0, 0] for node in graph.nodes])
     at = [(place[node], place[parent]) for node in graph.nodes for parent in graph.parents(node)]
     weights = torch.cat([naturals[node]["weight"][0, :, 0] for node in graph.nodes if graph.parents(node)])
-    arrows = own.new_zeros(len(place), len(place)).index_put(tuple(torch.tensor(at).T), weights)
+    return own.new_zeros(len(place), len(place)).index_put(tuple(torch.tensor(at).T), weights), own
+
+
+def _numbers(formulas: Formulas, problem: Problem, naturals: Naturals) -> Tensor:
+    """The numbers of :func:`_lines`, of the first replica, and what is defined of them."""
+    graph = problem.structure.graph
+    place = {node: number for number, node in enumerate(graph.nodes)}
+    arrows, own = _arrows(problem, naturals)
     named = [[(parent, node) in formulas.edges for parent in graph.nodes] for node in graph.nodes]
     said, identity = arrows * torch.tensor(named), torch.eye(len(place)).to(own)
     errors = (identity - said) @ (torch.linalg.inv(identity - arrows) * own)
     noise = errors @ errors.mT
-    return torch.stack(
-        [
-            noise[place[left], place[right]] if operator == "~~" else said[place[child], place[parent]]
-            for left, operator, right in _lines(formulas)
-            for parent, child in [(left, right) if operator == "=~" else (right, left)]
-        ]
-    )
+    # a factor whose scale is given has its units by its variance: those of correlated ones come from their arrows
+    unit = [
+        (formulas.variances.get(node, 1.0) / noise[place[node], place[node]]).sqrt()
+        if node in formulas.factors and not problem.structure.mechanisms[node].declared()["scale"].learned
+        else own.new_ones(())
+        for node in graph.nodes
+    ]
+    units = torch.stack(unit)
+    said, noise = units.unsqueeze(1) * said / units, units.unsqueeze(1) * noise * units
+    values = []
+    for left, sign, right in _lines(formulas):
+        parent, child = (left, right) if sign == "=~" else (right, left)
+        if sign == "~1":
+            values.append(naturals[left]["loc"][0, 0, 0] * units[place[left]])
+        else:
+            values.append((noise if sign == "~~" else said)[place[child], place[parent]])
+    labelled = {
+        formulas.labels[line]: value
+        for line, value in zip(_lines(formulas), values, strict=True)
+        if line in formulas.labels
+    }
+    for name, how in formulas.definitions.items():
+        labelled[name] = _defined(name, how, labelled)
+        values.append(labelled[name])
+    return torch.stack(values)
+
+
+_FUNCTIONS = {"exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "abs": torch.abs}
+_OPERATIONS: dict[type[ast.AST], Callable[..., Tensor]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+
+
+def _defined(name: str, text: str, labelled: Mapping[str, Tensor]) -> Tensor:
+    """A number that is computed of labelled ones, by sums, products, powers and some functions."""
+
+    def value(node: ast.AST) -> Any:
+        match node:
+            case ast.BinOp() if type(node.op) in _OPERATIONS:
+                return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
+            case ast.UnaryOp() if type(node.op) in _OPERATIONS:
+                return _OPERATIONS[type(node.op)](value(node.operand))
+            case ast.Call(func=ast.Name(id=called), args=[inner]) if called in _FUNCTIONS:
+                return _FUNCTIONS[called](torch.as_tensor(value(inner)))
+            case ast.Constant(value=int() | float() as number):
+                return number
+            case ast.Name(id=known) if known in labelled:
+                return labelled[known]
+        raise ModelError(
+            f"{name} := {text} must be sums, products, powers, {', '.join(_FUNCTIONS)} of labels; there are "
+            f"{listed(sorted(labelled)) or 'none'}"
+        )
+
+    try:
+        tree = ast.parse(text.replace("^", "**"), mode="eval")
+    except SyntaxError:
+        raise ModelError(f"{name} := {text} cannot be read") from None
+    return torch.as_tensor(value(tree.body), dtype=torch.float64)

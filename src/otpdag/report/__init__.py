@@ -168,7 +168,7 @@ def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> 
 
 def _head(run: Run, table: pd.DataFrame | None) -> str:
     summary, graph = run.summary, run.model.graph
-    told = ("log-likelihood", "AIC", "BIC", "CFI", "RMSEA")
+    told = ("log-likelihood", "AIC", "BIC", "CFI", "RMSEA", "SRMR")
     facts = {
         "rows": f"{int(summary['rows']):,}" if "rows" in summary else None,
         "nodes": f"{len(graph.nodes)}, {len(graph.hidden)} hidden" if graph.hidden else str(len(graph.nodes)),
