@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from otpdag.graph import Graph as Graph
     from otpdag.graph import Lag as Lag
     from otpdag.graph import lag as lag
+    from otpdag.mechanisms.parameters import pseudo_counts as pseudo_counts
+    from otpdag.mechanisms.parameters import ridge as ridge
     from otpdag.mechanisms.parameters import start as start
     from otpdag.mechanisms.parameters import tie as tie
     from otpdag.model import Model as Model
@@ -71,7 +73,7 @@ _LIGHT = {
 }
 _HEAVY = {
     "errors": ["NotFittedError"],
-    "mechanisms.parameters": ["start", "tie"],
+    "mechanisms.parameters": ["pseudo_counts", "ridge", "start", "tie"],
     "data": ["Documents", "Images", "Partitioned", "Sequences"],
     "model": ["Model", "load"],
     "model.streaming": ["impute_to", "posterior_to", "score_to"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from otpdag.errors import DataError, ModelError
 from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
-from otpdag.mechanisms.base import Family, Parents
+from otpdag.mechanisms.base import Family, Parents, log_prior
 from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
 from otpdag.mechanisms.simulator import Simulator
 from otpdag.spaces import Count, Discrete, Real, Space
@@ -40,6 +40,8 @@ class Structure:
     graph: Graph
     mechanisms: Mapping[str, Mechanism]
     keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    counts_priors: bool = True
+    """Whether a loss has the priors of parameters in it; not where it is one of many parts of another."""
 
     @classmethod
     def bind(cls, graph: Graph, mechanisms: Mapping[str, Mechanism], *, most: float = math.inf) -> Structure:
@@ -78,11 +80,11 @@ class Structure:
                     key = f"tie.{parameter.setting.name}" if isinstance(parameter.setting, Tied) else f"{node}.{name}"
                     _check_tie(key, node, parameter, shapes)
                     keys[node][name] = key
-        return Structure(self.graph, self.mechanisms, keys)
+        return replace(self, keys=keys)
 
     def with_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> Structure:
         """The same graph with re-scaled mechanisms."""
-        return Structure(self.graph, dict(mechanisms), self.keys)
+        return replace(self, mechanisms=dict(mechanisms))
 
     def parameters(self) -> dict[str, Parameter]:
         """Learned parameters by key."""
@@ -104,6 +106,11 @@ class Structure:
                 natural = {name: value.to(anchor) for name, value in natural.items()}
             by_node[node] = natural
         return by_node
+
+    def penalty(self, naturals: Naturals) -> Tensor | float:
+        """Minus the log-density of all priors at natural parameters, up to a constant: (R,), or zero without any."""
+        told = [log_prior(one, naturals[node]) for node, one in self.mechanisms.items()] if self.counts_priors else []
+        return -sum((one for one in told if one is not None), 0.0)
 
     @property
     def has_densities(self) -> bool:

@@ -161,9 +161,19 @@ def _notes_on_tables(fitted: Fitted, rows: int, enough: int = 5) -> list[str]:
         notes.append(
             f"{node!r} has a table with a row for each of {mechanism.predictor.rows:,} joint states of its parents, "
             f"from {rows:,} rows of data: most are told by a few rows or by none. terms={' + '.join(terms)!r} has an "
-            "effect of each parent instead"
+            f"effect of each parent instead{_drawn(mechanism)}"
         )
     return notes
+
+
+def _drawn(mechanism: Predicted) -> str:
+    """What a table that rows cannot fill is drawn to."""
+    if not isinstance(mechanism, Categorical) or mechanism.shared is None:
+        return ""
+    return (
+        "; each row of the table is drawn to the overall shares by one row's worth of data "
+        "(probs=otp.pseudo_counts(0): by none)"
+    )
 
 
 def _main_effect(name: str, space: Space, labels: Sequence[object]) -> str:

@@ -18,6 +18,7 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import listed, printable
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_posterior import Fitted
+from otpdag.mechanisms.parameters import PseudoCounts, Ridge
 from otpdag.problem import Problem
 
 
@@ -110,6 +111,9 @@ def data_facts(fitted: Fitted, problem: Problem | None) -> dict[str, str | int |
     """
     size, mechanisms = free_parameters(fitted.structure), fitted.structure.mechanisms.values()
     facts: dict[str, str | int | float] = {"parameters": size}
+    priors = _priors(fitted)
+    if priors:
+        facts["priors"] = listed(priors, show=str)
     dense = all(one.has_density or one.is_given for one in mechanisms)
     if isinstance(problem, PartitionedProblem):
         told = list(problem.problems.each(_totals, fitted, dense))
@@ -127,6 +131,22 @@ def data_facts(fitted: Fitted, problem: Problem | None) -> dict[str, str | int |
         facts["AIC"] = 2 * size - 2 * log_likelihood
         facts["BIC"] = float(np.log(weight)) * size - 2 * log_likelihood
     return facts
+
+
+def _priors(fitted: Fitted) -> list[str]:
+    """What draws parameters besides the rows."""
+    told = []
+    for node, mechanism in fitted.structure.mechanisms.items():
+        for name, parameter in mechanism.declared().items():
+            if isinstance(parameter.setting, Ridge):
+                told.append(f"ridge({parameter.setting.penalty:g}) on {node}.{name}")
+            elif isinstance(parameter.setting, PseudoCounts):
+                count = parameter.setting.penalty
+                size = f"({count:g})" if isinstance(count, float) else ": one row in all"
+                told.append(f"pseudo-counts{size} on {node}.{name}")
+            if parameter.bent is not None:
+                told.append(f"smoothness of {node}")
+    return told
 
 
 def _totals(problem: Problem | None, number: int, fitted: Fitted, dense: bool) -> tuple[float, ...] | None:

@@ -49,11 +49,12 @@ from otpdag.errors import DataError, GraphError, ModelError, listed, printable
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import registered
-from otpdag.mechanisms.parameters import Fixed, Start, Tied
+from otpdag.mechanisms.parameters import Fixed, Setting, Start, Tied, pseudo_counts, ridge
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
 MOST_COORDINATES = 100_000  # of a node
+PRIORS = {"ridge": ridge, "pseudo_counts": pseudo_counts}
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 
@@ -271,20 +272,24 @@ def needs_code(kind: type[Mechanism]) -> list[str]:
     ]
 
 
-def _read_setting(value: Any) -> Fixed | Start | Tied | None:
-    """A number or nested list fixes a parameter; a mapping of one key fixes, starts or ties it."""
+def _read_setting(value: Any) -> Setting:
+    """A number or nested list fixes a parameter; a mapping of one key fixes, starts, ties or shrinks it."""
     if value is None:
         return None
     [(key, given)] = value.items() if isinstance(value, Mapping) and len(value) == 1 else [("fix", value)]
     try:
         if key == "tie" and isinstance(given, str):
             return Tied(given)
+        if key in PRIORS:
+            return PRIORS[key](given)
         if key in ("fix", "start") and not isinstance(given, bool | str):
             numbers = np.asarray(given, dtype=float)
             return Fixed(numbers) if key == "fix" else Start(numbers)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError("must be a number, a list of numbers, {start: value} or {tie: name}")
+    raise ValueError(
+        "must be a number, a list of numbers, {start: value}, {tie: name}, {ridge: 1} or {pseudo_counts: 1}"
+    )
 
 
 def _read_space(value: Any) -> Space:
@@ -522,8 +527,9 @@ def _entry(name: str, kind: type[Mechanism]) -> dict[str, Any]:
 
 
 def _setting() -> dict[str, Any]:
-    """A number or list fixes a parameter; a mapping of one key fixes, starts or ties it."""
-    values = {"fix": {"$ref": "#/$defs/numbers"}, "start": {"$ref": "#/$defs/numbers"}, "tie": {"type": "string"}}
+    """A number or list fixes a parameter; a mapping of one key fixes, starts, ties or shrinks it."""
+    values: dict[str, Any] = {key: {"type": "number", "minimum": 0} for key in PRIORS}
+    values |= {"fix": {"$ref": "#/$defs/numbers"}, "start": {"$ref": "#/$defs/numbers"}, "tie": {"type": "string"}}
     single = [
         {"type": "object", "properties": {key: value}, "required": [key], "additionalProperties": False}
         for key, value in values.items()

@@ -202,12 +202,14 @@ class ChainProblem(SequenceUnits, ReadStates):
 
     def loss(self, point: Tensor) -> LossTerms:
         r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1."""
-        given, total = potentials(self.structure, self.naturals(point), self.chain), self.unit_mass.sum(-1)
+        naturals, total = self.naturals(point), self.unit_mass.sum(-1)
+        given = potentials(self.structure, naturals, self.chain)
         log_likelihood, state, pair = self._expected(given)
         cost = -expected_log_potential(state, given.observed) / total
         hidden = expected_log_potential(state, given.hidden) + expected_log_potential(pair, given.pair)
         surrogate = cost - self.eps * hidden / total
         loss = surrogate + (-self.eps * log_likelihood / total - surrogate).detach()
+        loss = loss + self.structure.penalty(naturals) / total
         return LossTerms.of(loss, reconstruction=cost.detach(), entropic=loss - cost.detach())
 
     def _expected(self, given: Potentials) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from otpdag.likelihood.elimination.evidence import Counts, Moments, Rows, Statistics
-from otpdag.mechanisms.base import ExponentialFamily, Mechanism, Params, Regressed
+from otpdag.mechanisms.base import ExponentialFamily, Mechanism, Params, Regressed, log_prior
 from otpdag.structure import pack, unpack
 
 
@@ -57,9 +57,13 @@ def newton_step(
     """
     shapes = {name: tuple(value.shape[1:]) for name, value in raw.items()}
 
+    def prior(params: Params) -> Tensor | float:
+        told = log_prior(mechanism, params)
+        return 0.0 if told is None else told
+
     def height(flat: Tensor) -> Tensor:
         params = mechanism.natural(unpack(flat, shapes))
-        return torch.stack([one.height(params).expand(len(flat)) for one in statistics]).sum(0)
+        return torch.stack([one.height(params).expand(len(flat)) for one in statistics]).sum(0) + prior(params)
 
     with torch.enable_grad():
         leaf = pack(dict(raw)).detach().requires_grad_(True)
@@ -69,7 +73,7 @@ def newton_step(
             complete += shown.detach()
             exact = exact + (shown + expected).sum()
         exact = exact + sum((value * slopes[name]).sum() for name, value in params.items() if name in slopes)
-        (slope,) = torch.autograd.grad(exact, leaf)
+        (slope,) = torch.autograd.grad(exact + torch.as_tensor(prior(params)).sum(), leaf)
         before, own, curvature = _curved(height, leaf)
     with torch.no_grad():
         step = _newton_direction(slope, curvature, any(isinstance(one, Rows) and one.thinned for one in statistics))

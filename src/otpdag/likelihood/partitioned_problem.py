@@ -71,7 +71,8 @@ class PartitionedProblem(WrappedProblem, Units):
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
-        loss = with_gradient(self.gathered, point)
+        prior = self.structure.penalty(self.naturals(point)) / self.unit_mass.sum(-1)
+        loss = with_gradient(self.gathered, point) + prior
         return LossTerms.of(loss, reconstruction=loss)
 
     def gathered(self, point: Tensor, slope: bool) -> tuple[Tensor, Tensor]:
@@ -163,13 +164,14 @@ class PartitionedProblem(WrappedProblem, Units):
 
 def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
     """Many rows in memory, block by block where sums along the graph would hold what is unknown of all at once."""
-    part = random_part(batch.rows, HELD_ROWS, seed)
-    sample = batch if part is None else batch.take(part)
+    chosen = random_part(batch.rows, HELD_ROWS, seed)
+    sample = batch if chosen is None else batch.take(chosen)
     has_gaps = bool(about.structure.graph.hidden) or not all(bool(seen.all()) for seen in batch.mask.values())
     if has_gaps and about.weights.is_sum_over_rows and route_of(about, sample) is rows_along_graph:
         begins = range(0, batch.rows, BLOCK_ROWS)
         blocks = LocalParts(lambda: (batch.between(begin, begin + BLOCK_ROWS) for begin in begins))
-        problems = blocks.mapped(lambda block, number: rows_along_graph(about, block, seed), keep=False)
+        part = _without_priors(about)
+        problems = blocks.mapped(lambda block, number: rows_along_graph(part, block, seed), keep=False)
         whole = cache(lambda: rows_along_graph(about, batch.widened(), seed))
         return PartitionedProblem(rows_along_graph(about, sample, seed), problems, batch.rows, whole=whole)
     return row_problem(about, batch.widened(), seed)
@@ -177,7 +179,12 @@ def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
 
 def part_problem(frame: Any, number: int, reading: Reading, about: RowObjective, seed: int) -> Units:
     """The problem of one part, made where the part is."""
-    return row_problem(about, reading.batch(frame, number), seed + number)
+    return row_problem(_without_priors(about), reading.batch(frame, number), seed + number)
+
+
+def _without_priors(about: RowObjective) -> RowObjective:
+    """The objective of one of many parts: the whole has the priors, once."""
+    return replace(about, structure=replace(about.structure, counts_priors=False))
 
 
 def _evaluated(

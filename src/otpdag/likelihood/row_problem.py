@@ -43,6 +43,7 @@ from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.base import has_closed_form
+from otpdag.mechanisms.parameters import Ridge
 from otpdag.problem import (
     LossTerms,
     Pace,
@@ -132,7 +133,7 @@ class GraphProblem(TableRows):
         """
         naturals, weight = self.naturals(point), self.batch.weight
         total = total_evidence(naturals, self.placed, weight, self.tempering, self.complete)
-        loss = self._as_loss(total)
+        loss = self._as_loss(total, naturals)
         cost = loss if self.is_likelihood or len(point) > 1 else self._cost(naturals, loss)
         terms = LossTerms.of(loss, reconstruction=cost, entropic=loss - cost)
         eta, push = self.objective.at(1.0).eta, self.objective.push_forward
@@ -141,9 +142,10 @@ class GraphProblem(TableRows):
         pushed = push_forward(naturals, self.placed, weight, self.tempering, push.divergence)
         return terms + LossTerms.of(loss, divergence=eta * pushed)
 
-    def _as_loss(self, total: Tensor) -> Tensor:
-        """The loss of a row (R,) from the evidence of all."""
-        return -(self.objective.at(1.0).eps or 1.0) * total / self.batch.weight.sum(-1)
+    def _as_loss(self, total: Tensor, naturals: Naturals) -> Tensor:
+        """The loss of a row (R,) from the evidence of all, and what priors add to it."""
+        evidence = (self.objective.at(1.0).eps or 1.0) * total
+        return (self.structure.penalty(naturals) - evidence) / self.batch.weight.sum(-1)
 
     def _cost(self, naturals: Naturals, loss: Tensor) -> Tensor:
         """The cost of a row (R,) under its posterior, by how the evidence changes with the power of what is seen."""
@@ -154,7 +156,7 @@ class GraphProblem(TableRows):
         up, down = (
             (weight * log_evidence(naturals, self.placed, replace(tempering, power=power))).sum(-1) for power in powers
         )
-        return self._as_loss((up - down) / (2 * POWER_STEP))
+        return self._as_loss((up - down) / (2 * POWER_STEP), naturals)
 
     @property
     def is_likelihood(self) -> bool:
@@ -218,7 +220,7 @@ class GraphProblem(TableRows):
                     reached = maximised(mechanism, params, own) if keys else {}
             total += shown
             after |= {keys[name]: value for name, value in reached.items()}
-        loss = self._as_loss(total)
+        loss = self._as_loss(total, naturals)
         return packed_point(after, self.shapes, len(point)), LossTerms.of(loss, reconstruction=loss)
 
     def metric(self, points: Tensor) -> Tensor | None:
@@ -288,8 +290,9 @@ class GraphProblem(TableRows):
 
     def _loss_alone(self, point: Tensor) -> Tensor:
         """The loss without its gradient."""
-        evidence = log_evidence(self.naturals(point), self.placed, self.tempering)
-        return self._as_loss((self.batch.weight * evidence).sum(-1))
+        naturals = self.naturals(point)
+        evidence = log_evidence(naturals, self.placed, self.tempering)
+        return self._as_loss((self.batch.weight * evidence).sum(-1), naturals)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
@@ -376,6 +379,7 @@ def is_linear_normal(structure: Structure) -> bool:
         and not mechanism.network
         and not mechanism.family.discrete
         and mechanism.terms is None
+        and not any(isinstance(parameter.setting, Ridge) for parameter in mechanism.declared().values())
         for mechanism in structure.mechanisms.values()
     )
 

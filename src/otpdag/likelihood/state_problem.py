@@ -201,7 +201,7 @@ class ReadStates(Units):
             naturals = self.naturals(point)
             sums = self.sums(naturals, self.reader)
             moved = self._likeliest(point, naturals, self.reader, sums)
-            loss = -sums.log_likelihood / self.unit_mass.sum(-1)
+            loss = (self.structure.penalty(naturals) - sums.log_likelihood) / self.unit_mass.sum(-1)
         return moved, LossTerms.of(loss, reconstruction=loss)
 
     def _likeliest(self, point: Tensor, naturals: Naturals, reader: StateReader, sums: Sums) -> Tensor:
@@ -262,10 +262,11 @@ class StateProblem(ReadStates, SummedRows):
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
-        coefficients, mass = self._coefficients(self.naturals(point)), self.weight.sum(-1)
+        naturals, mass = self.naturals(point), self.weight.sum(-1)
+        coefficients = self._coefficients(naturals)
         sums = self._expected(coefficients.detach())
         surrogate = -(coefficients * sums.features).flatten(1).sum(-1) / mass
-        loss = surrogate + (-sums.log_likelihood / mass - surrogate).detach()
+        loss = surrogate + (-sums.log_likelihood / mass - surrogate).detach() + self.structure.penalty(naturals) / mass
         return LossTerms.of(loss, reconstruction=loss)
 
     def sums(self, naturals: Naturals, reader: StateReader) -> Sums:

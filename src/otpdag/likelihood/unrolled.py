@@ -84,7 +84,7 @@ class Window:
                 own = at_step(node, step)
                 made[own] = structure.mechanisms[node].setup(replace(family, node=own, parents=parents))
         graph = Graph(edges, nodes=made)
-        return Structure(graph, made, {name: {} for name in made})
+        return Structure(graph, made, {name: {} for name in made}, counts_priors=False)
 
 
 def at_step(node: str, step: int) -> str:
@@ -209,7 +209,8 @@ class WindowProblem(SequenceUnits):
     def loss(self, point: Tensor) -> LossTerms:
         """Of a step, as reconstruction: its parts are not told apart."""
         total = self.unit_mass.sum(-1)
-        loss = sum((part.loss(point).total * (part.weight.sum(-1) / total) for part in self.parts), torch.zeros(1))
+        prior = torch.zeros(1) + self.structure.penalty(self.naturals(point)) / total
+        loss = sum((part.loss(point).total * (part.weight.sum(-1) / total) for part in self.parts), prior)
         return LossTerms.of(loss, reconstruction=loss)
 
     def laid_out_for(self, points: Tensor) -> Self:

@@ -427,6 +427,13 @@ def fitted_to_rows(
     return mechanism.fitted(params, (share if config is None else share * config).mT @ features)
 
 
+def log_prior(mechanism: Mechanism, params: Params) -> Tensor | None:
+    """Log-density of the priors of a mechanism's natural parameters (R, ...), up to a constant; None without one."""
+    told = [parameter.log_prior(params[name]) for name, parameter in mechanism.declared().items() if name in params]
+    own = [one for one in told if one is not None]
+    return torch.stack(own).sum(0) if own else None
+
+
 def is_linear(mechanism: Mechanism) -> bool:
     """Whether a node is linear in its numeric parents and its noise, which is normal.
 

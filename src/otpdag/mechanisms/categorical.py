@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from otpdag.errors import ModelError
 from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count, configurations
 from otpdag.mechanisms.generalised_linear import between, softmax
-from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, SettingLike
+from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, PseudoCounts, SettingLike
 from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import BETA, inside_unit
 from otpdag.numerics import apply_linear, expand_to
@@ -82,6 +82,10 @@ class Shares(Predicted):
     dim: int = field(default=1, init=False)
     form: str = field(init=False)
     """The name of the parameter that there is with these parents."""
+    shared: Tensor | None = field(default=None, init=False)
+    """Shares of the categories in all rows, of a table that most rows of data tell little of: its pseudo-counts."""
+    enough: ClassVar[int] = 5
+    """Rows of data for each row of a table from which on it stands for itself."""
     predicts: ClassVar[str] = "logits"
     forms: ClassVar[tuple[str, ...]] = ("probs", "logits")
 
@@ -110,7 +114,9 @@ class Shares(Predicted):
         if self.form == "logits":
             return super().parameters()
         rows = self.predictor.rows if self.is_table else self.predictor.inputs
-        return {self.form: Parameter((rows, self.dim), SIMPLEX, getattr(self, self.form))}
+        setting = getattr(self, self.form)
+        setting = PseudoCounts(self.shared) if setting is None and self.shared is not None else setting
+        return {self.form: Parameter((rows, self.dim), SIMPLEX, setting)}
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Probabilities by configuration or by the parent's coordinates, or those of the logit."""
@@ -193,10 +199,36 @@ class Categorical(Category, Shares):
         counts = self.weights_by_row(self.predictor.rows, parents, weight).T @ value
         return self.fitted({"probs": (overall / overall.sum()).expand_as(counts)}, counts, prior=1.0)
 
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """Adopt the units of the numeric parents.
+
+        A table over several parents with fewer rows of data than could fill it is drawn to the overall shares by one
+        row's worth in each of its rows: cells that no row shows, or one, are not impossible, or certain.
+        """
+        super().on_scale(value, parents, weight)
+        if self.is_thin(float(weight.sum())):
+            counts = weight @ value
+            self.shared = (counts + 1 / self.dim) / (counts.sum() + 1)
+
+    def is_thin(self, rows: float) -> bool:
+        """Whether so many rows of data cannot fill a table over seen parents."""
+        seen = not self.family.hidden and not self.family.hidden_parents
+        return seen and self.is_table and len(self.family.discrete) > 1 and self.predictor.rows * self.enough > rows
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The overall shares, too."""
+        return super().buffers() | ({} if self.shared is None else {"shared": self.shared})
+
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
+        """Return a copy with saved units and shares."""
+        own = super().with_buffers(buffers)
+        own.shared = buffers.get("shared")
+        return own
+
     @property
     def has_closed_form(self) -> bool:
         """A table of probabilities that is all to be learned."""
-        return self.is_table and self.probs is None
+        return self.is_table and isinstance(self.declared()["probs"].setting, PseudoCounts | None)
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
         """The category."""
@@ -212,9 +244,12 @@ class Categorical(Category, Shares):
         A configuration of the parents that hardly occurs keeps its probabilities; where updates come to rest they are
         the frequencies themselves, whatever the brake.
         """
-        if not self.declared()["probs"].learned:
+        table = self.declared()["probs"]
+        if not table.learned:
             return dict(params)
         counts = sums + prior * params["probs"]
+        if isinstance(table.setting, PseudoCounts):
+            counts = counts + table.setting.penalty
         return {"probs": counts / counts.sum(-1, keepdim=True)}
 
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:

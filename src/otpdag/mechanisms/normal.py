@@ -27,7 +27,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Params, Parents
-from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, SettingLike, Support, Tied
+from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, Ridge, SettingLike, Support, Tied
 from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
 from otpdag.mechanisms.quantiles import STUDENT
 from otpdag.spaces import Positive, Vector
@@ -196,8 +196,9 @@ class Normal(Cellwise, LocationScale):
 
     @property
     def has_closed_form(self) -> bool:
-        """A linear mean and scales of which nothing is given, but for the standard scale of a hidden node."""
-        given = [p.setting for name, p in self.declared().items() if not (name == "scale" and self.family.hidden)]
+        """A linear mean and scales of which nothing is given but a prior of slopes, or a hidden node's scale."""
+        known = {"scale": self.family.hidden, "weight": isinstance(self.weight, Ridge)}
+        given = [p.setting for name, p in self.declared().items() if not known.get(name)]
         return self.is_affine and not self.isotropic and not self.floor and all(one is None for one in given)
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
@@ -249,7 +250,7 @@ class Normal(Cellwise, LocationScale):
         if "weight" in params:
             slopes = (params["weight"] / unit).mT
             if "weight" in learned:
-                slopes = self._slopes((around / params["scale"][..., None, None].square()).sum(1), slopes)
+                slopes = self._slopes((around / params["scale"][..., None, None].square()).sum(1), slopes, unit)
                 fitted["weight"] = slopes.mT * unit
             line = torch.cat([line[..., :1], -slopes.expand_as(line[..., 1:])], -1)
         if "loc" in learned:
@@ -260,13 +261,16 @@ class Normal(Cellwise, LocationScale):
             fitted["scale"] = self._spread(squares, count, params["scale"], least)
         return fitted
 
-    def _slopes(self, trusted: Tensor, before: Tensor, ridge: float = 1e-12) -> Tensor:
+    def _slopes(self, trusted: Tensor, before: Tensor, unit: Tensor, ridge: float = 1e-12) -> Tensor:
         """Slopes (R, dim, P) from weighed moments of value and parents; the ridge keeps what no row tells."""
         normal, right = trusted[..., 1:, 1:], trusted[..., 1:, :1]
         diagonal = normal.diagonal(dim1=-2, dim2=-1)
         pull = ridge * torch.where(diagonal > 0, diagonal, 1.0)
-        right = right + (pull * before).unsqueeze(-1)
-        return torch.linalg.solve(normal + torch.diag_embed(pull), right).squeeze(-1)
+        normal, right = normal + torch.diag_embed(pull), right + (pull * before).unsqueeze(-1)
+        prior = self.declared()["weight"].pull(normal)
+        if prior is not None:
+            normal, right = normal + prior[0], right + (prior[1] / unit.unsqueeze(-1)).unsqueeze(-1)
+        return torch.linalg.solve(normal, right).squeeze(-1)
 
     def _spread(self, squares: Tensor, count: Tensor, before: Tensor, least: float = 1e-8) -> Tensor:
         """Scales from sums of squares and counts (R, C, dim); where there is no row, those from before."""

@@ -143,7 +143,35 @@ class Tied:
     name: str
 
 
-Setting = Fixed | Start | Tied | None
+@dataclass(frozen=True)
+class Ridge:
+    """A parameter that is learned under a normal prior: mean ``centre``, precision ``penalty``."""
+
+    penalty: float
+    centre: float = 0.0
+    named: ClassVar[str] = "ridge"
+    support: ClassVar[Support] = REAL
+
+    def log_density(self, value: Tensor) -> Tensor:
+        """Of natural values (R, ...), up to a constant: (R,)."""
+        return -0.5 * self.penalty * (value - self.centre).square().flatten(1).sum(-1)
+
+
+@dataclass(frozen=True)
+class PseudoCounts:
+    """Probabilities that are learned as if every cell had been seen so many times more: all alike, or by category."""
+
+    penalty: float | Tensor
+    named: ClassVar[str] = "pseudo_counts"
+    support: ClassVar[Support] = SIMPLEX
+
+    def log_density(self, value: Tensor) -> Tensor:
+        """Of natural values (R, ...), up to a constant: (R,)."""
+        return (self.penalty * torch.log(value.clamp(min=1e-12))).flatten(1).sum(-1)
+
+
+Prior = Ridge | PseudoCounts
+Setting = Fixed | Start | Tied | Prior | None
 SettingLike = ArrayLike | Setting
 """What a user may pass for a parameter: nothing, a setting, or a value to fix it at."""
 
@@ -161,14 +189,39 @@ def tie(name: str) -> Tied:
     return Tied(name)
 
 
+def ridge(penalty: float, centre: float = 0.0) -> Ridge:
+    r"""Draw a parameter towards ``centre`` by a normal prior: ``m.Normal(weight=otp.ridge(2.0))``.
+
+    Estimates are then those of the largest posterior density: half of ``penalty`` times the squared distance is taken
+    off the log-likelihood, so that ``penalty`` is one over the prior variance. Zero is maximum likelihood.
+    """
+    return Ridge(_penalty(penalty, "ridge"), float(centre))
+
+
+def pseudo_counts(count: float) -> PseudoCounts:
+    """Estimate probabilities as if every cell of the table had been seen ``count`` times more, a Dirichlet prior.
+
+    ``m.Categorical(3, probs=otp.pseudo_counts(0.5))``; zero is maximum likelihood.
+    """
+    return PseudoCounts(_penalty(count, "pseudo_counts"))
+
+
+def _penalty(value: float, named: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < np.inf:
+        raise ModelError(f"otp.{named} takes a number of at least 0; got {value!r:.60}")
+    return float(value)
+
+
 def as_setting(value: object) -> Setting:
     """Read what a user passed for a parameter."""
-    if value is None or isinstance(value, Fixed | Start | Tied):
+    if value is None or isinstance(value, Fixed | Start | Tied | Ridge | PseudoCounts):
         return value
     try:
         return Fixed(np.asarray(value, dtype=float))
     except (TypeError, ValueError):
-        raise ModelError(f"a parameter must be numbers, otp.start(...) or otp.tie(...); got {value!r:.60}") from None
+        raise ModelError(
+            f"a parameter must be numbers, otp.start(...), otp.tie(...) or a prior; got {value!r:.60}"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -188,6 +241,8 @@ class Parameter:
     init_scale: float = 0.0
     in_part: bool = False
     """Whether single entries may be given, the others NaN."""
+    bent: Tensor | None = None
+    """Precision (rows, rows) of a normal prior of each column, for instance of how a curve bends."""
     _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     most_spread: ClassVar[int] = 1 << 22
     """Entries over which a single given number is spread out: 32 MB."""
@@ -198,6 +253,29 @@ class Parameter:
         if isinstance(self.setting, Tied):
             object.__setattr__(self, "origin", None)
             object.__setattr__(self, "unit", None)
+        if isinstance(self.setting, Ridge | PseudoCounts) and self.setting.support is not self.support:
+            fits, own = self.setting.support.name, self.support.name
+            raise ModelError(f"otp.{self.setting.named} is a prior of {fits}; the parameter must be {own}")
+
+    def log_prior(self, value: Tensor) -> Tensor | None:
+        """Log-density of its prior at natural values (R, ...), up to a constant; None if it has none."""
+        if not self.learned:
+            return None
+        told = self.setting.log_density(value) if isinstance(self.setting, Ridge | PseudoCounts) else None
+        if self.bent is None:
+            return told
+        bent = -0.5 * (value * (self.bent.to(value) @ value)).flatten(1).sum(-1)
+        return bent if told is None else told + bent
+
+    def pull(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Precision (rows, rows) of the normal prior of a column, and its product with the mean, if there is one."""
+        rows, columns = self.shape
+        if not isinstance(self.setting, Ridge) and self.bent is None:
+            return None
+        told = self.setting if isinstance(self.setting, Ridge) else Ridge(0.0)
+        matrix = told.penalty * torch.eye(rows).to(like)
+        right = torch.full((columns, rows), told.penalty * told.centre).to(like)
+        return matrix if self.bent is None else matrix + self.bent.to(like), right
 
     @property
     def learned(self) -> bool:
@@ -372,6 +450,10 @@ def encode(value: Any, owner: type, name: str) -> Any:
             return {"start": np.asarray(value.value, dtype=float).tolist()}
         case Tied():
             return {"tied": value.name}
+        case Ridge():
+            return {"ridge": [value.penalty, value.centre]}
+        case PseudoCounts():
+            return {"pseudo_counts": value.penalty}
         case Space():
             sizes = value.spec()
             return {"space": sizes.pop("kind"), **sizes}
@@ -402,6 +484,10 @@ def decode(value: Any) -> Any:
             return Start(np.asarray(item, dtype=float))
         case {"tied": str(item)}:
             return Tied(item)
+        case {"ridge": [penalty, centre]}:
+            return ridge(penalty, centre)
+        case {"pseudo_counts": item}:
+            return pseudo_counts(item)
         case {"space": str(item), **sizes} if item in Space.kinds:
             return space_from({"kind": item, **{str(key): size for key, size in sizes.items()}})
         case list():
