@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -54,7 +54,7 @@ from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
 MOST_COORDINATES = 100_000  # of a node
-PRIORS = {"ridge": ridge, "pseudo_counts": pseudo_counts}
+PRIORS: Mapping[str, Callable[[Any], Setting]] = {"ridge": ridge, "pseudo_counts": pseudo_counts}
 NAME_HINT = "put a name that YAML reads as something else (yes, no, on, 12) in quotes"
 
 

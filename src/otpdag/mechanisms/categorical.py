@@ -13,7 +13,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.layers import gumbel_softmax
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count, configurations
-from otpdag.mechanisms.generalised_linear import between, softmax
+from otpdag.mechanisms.generalised_linear import LOGIT, between, softmax
 from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, PseudoCounts, SettingLike
 from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import BETA, inside_unit
@@ -128,7 +128,11 @@ class Shares(Predicted):
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents; logits are of order one already."""
         if self.form == "logits":
-            self.predictor = self.predictor.with_units(None, parents, weight)
+            predictor = self.predictor.with_units(None, parents, weight)
+            shares = value / value.sum(-1, keepdim=True).clamp(min=1e-12)
+            # slopes of a category against all others are those against the mean of all times K / (K - 1)
+            times = self.dim / max(self.dim - 1, 1)
+            self.predictor = predictor.smoothed(shares, parents, weight, LOGIT, times)
 
     def log_shares(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of all categories: (R, ..., size).

@@ -38,7 +38,7 @@ class Link:
     inside: tuple[float, float]
     """Means that have a prediction."""
     steps: int = 12
-    largest: ClassVar[float] = 30.0
+    largest: float = 30.0
     """Of a prediction, either way: the exponential of it is 1e13."""
     settled: ClassVar[float] = 1e-8
     """A change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add."""
@@ -98,6 +98,7 @@ def _of_shares(mean: Tensor) -> Tensor:
     return mean * (1 - mean)
 
 
+IDENTITY = Link(_itself, _itself, torch.ones_like, _alike, (-torch.inf, torch.inf), largest=torch.inf)
 LOG_COUNT = Link(torch.exp, torch.log, _itself, _itself, (1e-12, torch.inf))
 LOG_POSITIVE = Link(torch.exp, torch.log, _itself, _alike, (1e-12, torch.inf))  # the variance goes with the square
 LOGIT = Link(torch.sigmoid, torch.logit, _of_shares, _of_shares, (1e-9, 1 - 1e-9))
@@ -124,7 +125,8 @@ class GeneralisedLinear(Cellwise):
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents, and those of predictions."""
-        self.predictor = self.predictor.with_units(self.on_line(value), parents, weight)
+        predictor = self.predictor.with_units(self.on_line(value), parents, weight)
+        self.predictor = predictor.smoothed(value, parents, weight, self.link)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """A regression, then what the residuals say of the table beside."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from otpdag.mechanisms.base import Params, Parents
+from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.normal import LOG_SQRT_2PI, Located
 from otpdag.mechanisms.parameters import Parameter, SettingLike, Support
 from otpdag.mechanisms.predictor import centre_and_spread
@@ -112,7 +113,7 @@ class MultivariateNormal(Located):
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the columns."""
-        self.predictor = self.predictor.with_units(value, parents, weight)
+        self.predictor = self.predictor.with_units(value, parents, weight).smoothed(value, parents, weight, IDENTITY)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor, smallest: float = 1e-6) -> dict[str, Tensor]:
         """Weighted regression, then the residuals' covariance in each configuration.

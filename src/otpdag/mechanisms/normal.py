@@ -27,6 +27,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Params, Parents
+from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, Ridge, SettingLike, Support, Tied
 from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
 from otpdag.mechanisms.quantiles import STUDENT
@@ -139,7 +140,7 @@ class LocationScale(Located):
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the column."""
         line = self.on_line(value)
-        self.predictor = self.predictor.with_units(line, parents, weight)
+        self.predictor = self.predictor.with_units(line, parents, weight).smoothed(line, parents, weight, IDENTITY)
         if not self.family.hidden and self.floor is None:
             unseen = self.family.hidden_parents
             smallest = default_floor(line, weight, hidden_parents=unseen, rounding=self.keeps_rounding)

@@ -39,6 +39,7 @@ from otpdag.numerics import apply_linear, expand_to, side_by_side
 from otpdag.spaces import Real, Space, Vector
 
 if TYPE_CHECKING:
+    from otpdag.mechanisms.generalised_linear import Link
     from otpdag.mechanisms.terms import Terms
 
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -142,6 +143,8 @@ class Predictor:
     units: Units | None = None
     no_level: bool = False
     terms: Terms | None = None
+    bent: Tensor | None = None
+    """Precision (inputs, inputs) of the prior by which curves are smooth."""
 
     most_rows: ClassVar[int] = 20_000
     """Of a table: more configurations than any data could tell apart."""
@@ -193,7 +196,9 @@ class Predictor:
         declared = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
         if self.inputs and not self.network:
             slope_unit = units.out_scale / units.in_scale.unsqueeze(-1) if units else None
-            declared["weight"] = Parameter((self.inputs, self.dim), REAL, self.weight, unit=slope_unit, in_part=True)
+            declared["weight"] = Parameter(
+                (self.inputs, self.dim), REAL, self.weight, unit=slope_unit, in_part=True, bent=self.bent
+            )
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
             for name, (shape, spread) in mlp_tensors((width, *self.network, self.dim)).items():
@@ -213,6 +218,16 @@ class Predictor:
         values = replace(self, terms=terms).features(parents)
         inputs = (plain[0][:0], plain[1][:0]) if values is None else centre_and_spread(values, weight)
         return replace(self, units=Units(*inputs, *own), terms=terms)
+
+    def smoothed(self, target: Tensor, parents: Parents, weight: Tensor, link: Link, times: float = 1.0) -> Predictor:
+        """Choose how smooth curves are, where ``target`` (N, dim) is predicted through a link; ``times`` as much."""
+        if self.terms is None or not any(one.is_smoothed for one in self.terms.splines):
+            return self
+        from otpdag.mechanisms.smoothing import Bend, penalty_of  # only nodes with curves pay for it
+
+        bends = [Bend(*one) for one in self.terms.bends()]
+        offset = self.terms.offset(parents)
+        return replace(self, bent=times * penalty_of(self.terms(parents), target, weight, offset, bends, link))
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn the intercept at the parents' centre into the intercept at zero."""
@@ -479,6 +494,7 @@ class Predicted(Mechanism):
         """The units of the data."""
         units, terms = self.predictor.units, self.predictor.terms
         knots = {} if terms is None or terms.knots is None else {"knots": terms.knots}
+        knots |= {} if self.predictor.bent is None else {"bent": self.predictor.bent}
         return {} if units is None else {part.name: getattr(units, part.name) for part in fields(units)} | knots
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
@@ -487,7 +503,7 @@ class Predicted(Mechanism):
         restored._declared = None
         terms = self.predictor.terms
         terms = None if terms is None else replace(terms, knots=buffers.get("knots"))
-        restored.predictor = replace(self.predictor, units=Units.of(buffers), terms=terms)
+        restored.predictor = replace(self.predictor, units=Units.of(buffers), terms=terms, bent=buffers.get("bent"))
         return restored
 
     @property

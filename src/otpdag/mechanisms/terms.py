@@ -49,6 +49,8 @@ class Factor:
     of: str
     """The parent, or the expression of numbers."""
     size: int
+    is_smoothed: bool = False
+    """Whether the rows say how much a spline may bend."""
 
     def columns(self, parents: Parents, knots: Tensor | None, full: bool = True) -> Tensor:
         """What it is at these parents, (R, ..., columns); a category that is not ``full`` lacks its first column."""
@@ -160,6 +162,19 @@ class Terms:
             knots[row, : one.size + 1] = torch.quantile(values, torch.linspace(0, 1, one.size + 1).double())
         return replace(self, knots=knots)
 
+    def bends(self) -> Iterator[tuple[slice, Tensor]]:
+        """Columns of each product with a smoothed spline, and how much it bends: a quadratic form of their slopes."""
+        begin = 0
+        for block in self.blocks:
+            form, size = torch.ones(1, 1, dtype=torch.float64), 1
+            for factor, full in block:
+                own = len(factor.names(full))
+                penalty = roughness(self._knots(factor)) if factor.is_smoothed else torch.eye(own, dtype=torch.float64)
+                form, size = torch.kron(form, penalty), size * own
+            if any(factor.is_smoothed for factor, _ in block):
+                yield slice(begin, begin + size), form
+            begin += size
+
     def __call__(self, parents: Parents) -> Tensor:
         """The features: (R, ..., columns)."""
         blocks = []
@@ -211,17 +226,47 @@ class Terms:
 
 
 def natural_spline(value: Tensor, knots: Tensor | None) -> Tensor:
-    r"""A natural cubic spline: linear beyond its outer knots, with a column less than there are knots.
+    r"""A natural cubic spline: straight beyond its outer knots, with a column less than there are knots.
 
-    By truncated powers (Hastie, Tibshirani and Friedman 2009, 5.2.1), between 0 at the first knot and 1 at the last.
+    The first column rises from 0 at the first knot to 1 at the last. The others are the curves through the knots that
+    :func:`spline_basis` tells, the smoothest first: of size one there, and at right angles to one another.
     """
     assert knots is not None, "knots are placed before a spline is evaluated"
-    knots = knots.to(value)
-    span = knots[-1] - knots[0]
-    scaled, inner = (value - knots[0]) / span, (knots - knots[0]) / span
-    cubes = (scaled - inner).clamp(min=0) ** 3
-    bends = (cubes[..., :-1] - cubes[..., -1:]) / (inner[-1] - inner[:-1])
-    return torch.cat([scaled, bends[..., :-1] - bends[..., -1:]], -1)
+    at, second, _ = (one.to(value) for one in spline_basis(knots))
+    places = ((knots - knots[0]) / (knots[-1] - knots[0])).to(value)
+    scaled = (value[..., 0] - knots[0].to(value)) / (knots[-1] - knots[0]).to(value)
+    inside = scaled.clamp(0.0, 1.0)
+    right = torch.searchsorted(places, inside.contiguous()).clamp(1, len(places) - 1)
+    left, width = right - 1, (places[right] - places[right - 1]).unsqueeze(-1)
+    after, before = (inside - places[left]).unsqueeze(-1), (places[right] - inside).unsqueeze(-1)
+    bent = (1 + after / width) * second[right] + (1 + before / width) * second[left]
+    curves = (before * at[left] + after * at[right]) / width - after * before / 6 * bent
+    steep = (at[right] - at[left]) / width + torch.where(after > 0, second[left], -second[right]) * width / 6
+    beyond = (scaled - inside).unsqueeze(-1)
+    return torch.cat([scaled.unsqueeze(-1), torch.where(beyond == 0, curves, curves + beyond * steep)], -1)
+
+
+def spline_basis(knots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Curves by their values and second derivatives at knots (K + 1, K - 1), and how much each bends (K - 1,).
+
+    The integral of the squared second derivative is a quadratic form of the values at knots (Green and Silverman 1994,
+    2.1), of which these are eigenvectors; each ends above zero, so that a basis is the same wherever it is computed.
+    """
+    widths = ((knots - knots[0]) / (knots[-1] - knots[0])).double().diff()
+    size = len(knots)
+    rises = torch.eye(size, dtype=torch.float64).diff(dim=0) / widths.unsqueeze(-1)
+    bends = rises.diff(dim=0)
+    band = torch.diag((widths[1:] + widths[:-1]) / 3) + sum(torch.diag(widths[1:-1] / 6, k) for k in (-1, 1))
+    by_value = torch.linalg.solve(band, bends)
+    values, vectors = torch.linalg.eigh(bends.mT @ by_value)
+    curves = size**0.5 * vectors[:, 2:] * torch.where(vectors[-1, 2:] < 0, -1.0, 1.0)
+    return curves, torch.nn.functional.pad(by_value @ curves, (0, 0, 1, 1)), size * values[2:]
+
+
+def roughness(knots: Tensor | None) -> Tensor:
+    """The integral of products of second derivatives of the columns of :func:`natural_spline`, a diagonal matrix."""
+    assert knots is not None, "knots are placed before a spline is penalised"
+    return torch.diag(torch.nn.functional.pad(spline_basis(knots)[2], (1, 0)))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -258,9 +303,16 @@ def _factor(text: str, family: Family) -> Factor:
         name, of, others = tree.func.id, ast.unparse(tree.args[0]), [ast.unparse(one) for one in tree.args[1:]]
         if name in ("C", "scores") and not others and of in spaces and spaces[of].is_discrete:
             return Factor("category", of, of, spaces[of].width) if name == "C" else Factor("scores", text, of, 1)
-        if name in ("poly", "spline") and len(others) == 1 and others[0].isdigit() and 1 <= int(others[0]) <= 100:
+        free = name == "spline" and others[1:] == ["0"]
+        if (
+            name in ("poly", "spline")
+            and len(others) == 1 + free
+            and others[0].isdigit()
+            and 1 <= int(others[0]) <= 100
+        ):
             _check_numbers(of, text, family)
-            return Factor(name, text, of, int(others[0]))  # type: ignore[arg-type]
+            smoothed = name == "spline" and not free and int(others[0]) > 1
+            return Factor(name, text, of, int(others[0]), smoothed)  # type: ignore[arg-type]
         if name in ("offset", "I") and not others:
             _check_numbers(of, text, family)
             return Factor("number", text, of, 1)

@@ -205,7 +205,9 @@ def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor
     if isinstance(mechanism, Predicted):
         inputs, outputs = (mechanism.predictor.inputs,), (mechanism.predictor.dim,)
         shapes = {"in_shift": inputs, "in_scale": inputs, "out_shift": outputs, "out_scale": outputs}
-        shapes |= {"smallest": outputs} if "smallest" in buffers else {}
+        shapes = {} if set(buffers) == {"shared"} else shapes  # a table has no units
+        besides = {"smallest": outputs, "shared": outputs, "bent": (*inputs, *inputs)}
+        shapes |= {name: shape for name, shape in besides.items() if name in buffers}
         terms = mechanism.predictor.terms
         if terms is not None and terms.splines:
             shapes["knots"] = (len(terms.splines), max(one.size for one in terms.splines) + 1)

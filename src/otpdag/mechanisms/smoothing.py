@@ -1,0 +1,115 @@
+r"""How smooth curves are: the weight of a quadratic penalty, chosen by the restricted likelihood.
+
+.. math:: \lambda_j \leftarrow \phi \, \frac{\mathrm{rank}(S_j) - \lambda_j \mathrm{tr}(H^{-1} S_j)}
+          {\beta^\top S_j \beta}, \qquad H = X^\top W X + \sum_j \lambda_j S_j
+
+for penalties :math:`\lambda_j \beta^\top S_j \beta / (2 \phi)` (Fellner and Schall; Wood and Fasiolo 2017), with the
+working weights and responses of a generalised linear model. It is read off a completed table before the fit, whose
+estimates then have the penalty as a prior.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from otpdag.mechanisms.generalised_linear import Link
+
+STEPS, SETTLED = 200, 1e-4
+"""Of all weights together, and a change of their logarithms that makes an end."""
+
+LEAST, FIRST, MOST = 1e-9, 1e-6, 1e3
+"""Weights relative to those at which penalty and rows count alike: beyond, a curve is free, or a line."""
+
+
+@dataclass(frozen=True)
+class Bend:
+    """The penalty of some columns: where they stand, and the matrix of its quadratic form."""
+
+    columns: slice
+    matrix: Tensor
+
+
+def penalty_of(
+    features: Tensor, target: Tensor, weight: Tensor, offset: Tensor | float, bends: Sequence[Bend], link: Link
+) -> Tensor:
+    """The precision (P, P) of a normal prior of slopes under which curves are as smooth as the rows say.
+
+    Args:
+        features: Of the rows (N, P).
+        target: What is predicted (N, d); all of its columns are as smooth.
+        weight: Of the rows (N,).
+        offset: What is known of the prediction, (N, 1).
+        bends: What is penalised.
+        link: From predictions to means.
+    """
+    unit = features.std(0).clamp(min=1e-12)
+    design = torch.cat([torch.ones_like(weight).unsqueeze(-1), (features - features.mean(0)) / unit], -1)
+    forms, places = [], [slice(one.columns.start + 1, one.columns.stop + 1) for one in bends]
+    for one in bends:
+        own = unit[one.columns]
+        forms.append(one.matrix / (own.unsqueeze(0) * own.unsqueeze(1)))
+    ranks = [int(torch.linalg.matrix_rank(form, hermitian=True)) for form in forms]
+    even = torch.stack([weight.sum() * len(form) / form.diagonal().sum() for form in forms])
+    # from free curves on, steps are long; from lines on they would be short
+    share, eta = torch.full_like(even, FIRST), link.line(_inside(target, weight, link)) + 0 * target
+    for _ in range(STEPS):
+        state = _Working.of(design, target, weight, offset, eta, link, _joined(design, places, forms, share * even))
+        eta, before = state.eta, share
+        fresh = []
+        for place, form, rank, size in zip(places, forms, ranks, share * even, strict=True):
+            beta, inverse = state.beta[:, place], state.inverse[:, place, place]
+            left = (rank - size * (inverse * form).sum((-2, -1))).sum()
+            fresh.append(state.spread * left / (beta * (beta @ form)).sum().clamp(min=1e-300))
+        share = (torch.stack(fresh) / even).clamp(LEAST, MOST)
+        if bool(((share / before).log().abs() < SETTLED).all()):
+            break
+    chosen = _joined(design, places, forms, share * even / state.spread)[1:, 1:]
+    return chosen * (unit.unsqueeze(0) * unit.unsqueeze(1))
+
+
+@dataclass(frozen=True)
+class _Working:
+    """A working regression: coefficients (d, P), inverse matrices (d, P, P), predictions, and the spread."""
+
+    beta: Tensor
+    inverse: Tensor
+    eta: Tensor
+    spread: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        design: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        offset: Tensor | float,
+        eta: Tensor,
+        link: Link,
+        penalty: Tensor,
+    ) -> _Working:
+        mean = link.mean(eta)
+        trust = weight.unsqueeze(-1) * link.precision(mean).expand_as(mean)
+        response = eta + (target - mean) / link.slope(mean).clamp(min=1e-12) - offset
+        gram = torch.einsum("np,nd,nq->dpq", design, trust, design)
+        inverse = torch.linalg.inv(gram + penalty)
+        beta = (inverse @ (design.mT @ (trust * response)).mT.unsqueeze(-1)).squeeze(-1)
+        fit = design @ beta.mT
+        left = (trust * (response - fit) ** 2).sum()
+        free = (weight.sum() * len(beta) - (inverse * gram).sum()).clamp(min=1.0)
+        return cls(beta, inverse, (fit + offset).clamp(-link.largest, link.largest), left / free)
+
+
+def _inside(target: Tensor, weight: Tensor, link: Link) -> Tensor:
+    centre = (weight.unsqueeze(-1) * target).sum(0) / weight.sum()
+    return (0.5 * (target + centre)).clamp(*link.inside)
+
+
+def _joined(design: Tensor, places: Sequence[slice], forms: Sequence[Tensor], sizes: Tensor) -> Tensor:
+    whole = design.new_zeros(design.shape[1], design.shape[1])
+    for place, form, size in zip(places, forms, sizes, strict=True):
+        whole[place, place] += size * form
+    return whole
