@@ -215,7 +215,7 @@ def _has_type(kind: str | None, value: Any) -> bool:
 
 def _fits(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
     if isinstance(value, str):
-        return len(value) >= schema.get("minLength", 0)
+        return len(value) >= schema.get("minLength", 0) and re.search(schema.get("pattern", ""), value) is not None
     if isinstance(value, int | float):
         return schema.get("minimum", value) <= value <= schema.get("maximum", value)
     if isinstance(value, list):

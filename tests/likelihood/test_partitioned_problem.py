@@ -145,7 +145,10 @@ class Bowl:
 
 def of_bowls(bowls, **options):
     parts = SimpleNamespace(each=lambda work, *given: [work(one, number, *given) for number, one in enumerate(bowls)])
-    return PartitionedProblem(options.pop("base", SimpleNamespace()), parts, 12, **options)
+    structure = SimpleNamespace(penalty=lambda naturals: 0.0, naturals=dict)
+    return PartitionedProblem(
+        options.pop("base", SimpleNamespace(structure=structure, shapes={})), parts, 12, **options
+    )
 
 
 def test_parts_are_weighed_and_evaluated_for_few_replicas_at_a_time():

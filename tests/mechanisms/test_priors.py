@@ -119,6 +119,16 @@ def test_files_keep_priors(table, tmp_path):
     assert file.build(table).structure.mechanisms["won"].weight == otp.ridge(3.0)
 
 
+def test_priors_count_once_for_rows_in_parts(table, tmp_path):
+    nodes = {"x": m.Normal(), "u": m.Normal(), "won": m.Bernoulli(weight=otp.ridge(30.0))}
+    graph, rows = otp.Graph([("x", "won"), ("u", "won")]), table[["x", "u", "won"]]
+    for part, some in enumerate((rows[:100], rows[100:])):
+        some.to_parquet(tmp_path / f"{part}.parquet")
+    whole, parts = (otp.fit(otp.Model(graph, nodes), one) for one in (rows, otp.Partitioned(tmp_path)))
+    found, expected = (one.model.params()["won"]["weight"] for one in (parts, whole))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(ModelError, match="at least 0"):
         otp.ridge(-1.0)

@@ -91,7 +91,9 @@ def _scales_at_floors(fitted: Fitted, near: float = 1.05) -> list[tuple[Location
     """Mechanisms with scales of less than so many floors, the floors, and the configurations of discrete parents."""
     at_floors = []
     for node, mechanism in fitted.structure.mechanisms.items():
-        if not isinstance(mechanism, LocationScale) or not mechanism.declared()["scale"].learned:
+        if not isinstance(mechanism, LocationScale) or mechanism.spreads:
+            continue
+        if not mechanism.declared()["scale"].learned:
             continue
         floor, scale = mechanism.smallest_scale, fitted.naturals[node]["scale"][0]
         if floor is not None and bool((low := (scale <= near * floor.to(scale)).any(-1)).any()):

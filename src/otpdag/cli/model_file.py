@@ -49,7 +49,7 @@ from otpdag.errors import DataError, GraphError, ModelError, listed, printable
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import registered
-from otpdag.mechanisms.parameters import Fixed, Setting, Start, Tied, pseudo_counts, ridge
+from otpdag.mechanisms.parameters import Fixed, Setting, Start, Tied, as_setting, pseudo_counts, ridge
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
@@ -274,8 +274,8 @@ def needs_code(kind: type[Mechanism]) -> list[str]:
 
 def _read_setting(value: Any) -> Setting:
     """A number or nested list fixes a parameter; a mapping of one key fixes, starts, ties or shrinks it."""
-    if value is None:
-        return None
+    if value is None or (isinstance(value, str) and value.lstrip().startswith("~")):
+        return as_setting(value)
     [(key, given)] = value.items() if isinstance(value, Mapping) and len(value) == 1 else [("fix", value)]
     try:
         if key == "tie" and isinstance(given, str):
@@ -534,7 +534,8 @@ def _setting() -> dict[str, Any]:
         {"type": "object", "properties": {key: value}, "required": [key], "additionalProperties": False}
         for key, value in values.items()
     ]
-    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, *single]}
+    formula = {"type": "string", "pattern": "^ *~"}
+    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, formula, *single]}
 
 
 def _space() -> dict[str, Any]:

@@ -379,6 +379,7 @@ def is_linear_normal(structure: Structure) -> bool:
         and not mechanism.network
         and not mechanism.family.discrete
         and mechanism.terms is None
+        and not mechanism.spreads
         and not any(isinstance(parameter.setting, Ridge) for parameter in mechanism.declared().values())
         for mechanism in structure.mechanisms.values()
     )

@@ -127,6 +127,7 @@ class GeneralisedLinear(Cellwise):
         """Adopt the units of the numeric parents, and those of predictions."""
         predictor = self.predictor.with_units(self.on_line(value), parents, weight)
         self.predictor = predictor.smoothed(value, parents, weight, self.link)
+        self._scale_spreads(parents, weight)
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """A regression, then what the residuals say of the table beside."""
@@ -134,12 +135,17 @@ class GeneralisedLinear(Cellwise):
         if not self.beside:
             return params
 
+        rows = 1 if self.spreads else self.predictor.rows
+
         def pooled(values: Tensor) -> Tensor:
-            return self.pooled(values, self.predictor.rows, parents, weight)
+            return self.pooled(values, rows, parents, weight)
 
         mean = self.link.mean(self.predictor.predict_rows(params, parents).clamp(*self.within))
         table = self.start_beside(value, mean.expand_as(value), pooled)
-        return {**params, self.beside[0]: table.clamp(*self.starts_between)}
+        table = table.clamp(*self.starts_between)
+        if self.spreads:
+            return params | self.started_spread(self.beside[0], torch.log(table).expand_as(value), parents, weight)
+        return {**params, self.beside[0]: table}
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The mean."""

@@ -92,6 +92,8 @@ class LocationScale(Located):
 
     def parameters(self) -> dict[str, Parameter]:
         """Location table, slopes, scale table."""
+        if self.spreads:
+            return super().parameters()
         unit = None if self.unit is None else self._over_coordinates(self.unit)
         columns = 1 if self.isotropic else self.dim
         scale = Parameter((self.scale_rows, columns), self._scale_support(unit), self.scale_setting, unit=unit)
@@ -109,10 +111,19 @@ class LocationScale(Located):
     @property
     def smallest_scale(self) -> Tensor | None:
         """The floor of the scales, by coordinate, in natural units; None if there is none."""
+        if self.spreads:
+            return None if self.floor == 0 else self.smallest
         support = self.declared()["scale"].support
         if not isinstance(support, Floored):
             return None
         return support.floor if self.unit is None else support.floor * self._over_coordinates(self.unit)
+
+    def beside_at(self, name: str, params: Params, parents: Parents, line: Tensor) -> Tensor:
+        """A scale that is predicted has its floor here."""
+        found = super().beside_at(name, params, parents, line)
+        if name not in self.spreads or self.smallest_scale is None:
+            return found
+        return torch.sqrt(found.square() + self.smallest_scale.to(found).square())
 
     def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
         """Turn the location, where values may be negative and the noise is symmetric."""
@@ -141,6 +152,7 @@ class LocationScale(Located):
         """Adopt the units of the column."""
         line = self.on_line(value)
         self.predictor = self.predictor.with_units(line, parents, weight).smoothed(line, parents, weight, IDENTITY)
+        self._scale_spreads(parents, weight, None if self.unit is None else torch.log(self.unit))
         if not self.family.hidden and self.floor is None:
             unseen = self.family.hidden_parents
             smallest = default_floor(line, weight, hidden_parents=unseen, rounding=self.keeps_rounding)
@@ -152,6 +164,10 @@ class LocationScale(Located):
         regression = self.predictor.start(target, parents, weight)
         residual = (target - self.predictor.predict_rows(regression, parents)) ** 2
         floor = self._start_floor(target, weight)
+        if self.spreads:
+            # the logarithm of a normal variable's size is -0.635 on average
+            sizes = 0.5 * torch.log(residual.clamp(min=1e-6 * residual.mean(0)).clamp(min=1e-300)) + 0.635
+            return {**regression, **self.started_spread("scale", sizes, parents, weight)}
         # two rows' worth of the overall variance keeps a nearly empty configuration sane
         variance = self.pooled(residual, self.scale_rows, parents, weight)
         return {**regression, "scale": self._over_coordinates(variance.sqrt().maximum(floor))}
@@ -395,6 +411,14 @@ class StudentT(Cellwise, LocationScale):
     """Degrees of freedom to start from: from nearly Cauchy to nearly normal."""
     start_steps: ClassVar[int] = 20
     """Of expectation-maximisation, enough for a start."""
+
+    def on_setup(self) -> None:
+        """Refuse scales that terms predict: they and the degrees of freedom say nearly the same."""
+        super().on_setup()
+        if self.spreads:
+            raise ModelError(
+                f"node {self.family.node!r}: the {next(iter(self.spreads))} of a StudentT takes no formula"
+            )
 
     def parameters(self) -> dict[str, Parameter]:
         """Location table, slopes, scale table, degrees of freedom."""

@@ -144,6 +144,13 @@ class Tied:
 
 
 @dataclass(frozen=True)
+class Formula:
+    """A positive parameter whose logarithm terms of the parents predict; a string means this."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Ridge:
     """A parameter that is learned under a normal prior: mean ``centre``, precision ``penalty``."""
 
@@ -171,7 +178,7 @@ class PseudoCounts:
 
 
 Prior = Ridge | PseudoCounts
-Setting = Fixed | Start | Tied | Prior | None
+Setting = Fixed | Start | Tied | Formula | Prior | None
 SettingLike = ArrayLike | Setting
 """What a user may pass for a parameter: nothing, a setting, or a value to fix it at."""
 
@@ -214,8 +221,10 @@ def _penalty(value: float, named: str) -> float:
 
 def as_setting(value: object) -> Setting:
     """Read what a user passed for a parameter."""
-    if value is None or isinstance(value, Fixed | Start | Tied | Ridge | PseudoCounts):
+    if value is None or isinstance(value, Fixed | Start | Tied | Formula | Ridge | PseudoCounts):
         return value
+    if isinstance(value, str) and value.lstrip().startswith("~"):
+        return Formula(value)
     try:
         return Fixed(np.asarray(value, dtype=float))
     except (TypeError, ValueError):
@@ -253,6 +262,8 @@ class Parameter:
         if isinstance(self.setting, Tied):
             object.__setattr__(self, "origin", None)
             object.__setattr__(self, "unit", None)
+        if isinstance(self.setting, Formula):
+            raise ModelError(f"a parameter must be numbers here, not the formula {self.setting.text!r:.60}")
         if isinstance(self.setting, Ridge | PseudoCounts) and self.setting.support is not self.support:
             fits, own = self.setting.support.name, self.support.name
             raise ModelError(f"otp.{self.setting.named} is a prior of {fits}; the parameter must be {own}")
@@ -450,6 +461,8 @@ def encode(value: Any, owner: type, name: str) -> Any:
             return {"start": np.asarray(value.value, dtype=float).tolist()}
         case Tied():
             return {"tied": value.name}
+        case Formula():
+            return {"formula": value.text}
         case Ridge():
             return {"ridge": [value.penalty, value.centre]}
         case PseudoCounts():
@@ -484,6 +497,8 @@ def decode(value: Any) -> Any:
             return Start(np.asarray(item, dtype=float))
         case {"tied": str(item)}:
             return Tied(item)
+        case {"formula": str(item)}:
+            return Formula(item)
         case {"ridge": [penalty, centre]}:
             return ridge(penalty, centre)
         case {"pseudo_counts": item}:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from otpdag.mechanisms.base import (
     numeric,
     sum_cells,
 )
-from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, SettingLike, Tied
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Formula, Parameter, SettingLike, Tied, as_setting
 from otpdag.numerics import apply_linear, expand_to, side_by_side
 from otpdag.spaces import Real, Space, Vector
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from otpdag.mechanisms.generalised_linear import Link
     from otpdag.mechanisms.terms import Terms
 
+Held = TypeVar("Held")
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
 
@@ -331,6 +332,34 @@ class Predictor:
         lifted = {name: value.unsqueeze(0) for name, value in parents.items()}
         return self(params, lifted)[0] if lifted else params[self.name][0]
 
+    def buffers(self) -> dict[str, Tensor]:
+        """Units, knots and penalties that came from data."""
+        units, terms = self.units, self.terms
+        if units is None:
+            return {}
+        held = {part.name: getattr(units, part.name) for part in fields(units)}
+        held |= {} if terms is None or terms.knots is None else {"knots": terms.knots}
+        return held if self.bent is None else held | {"bent": self.bent}
+
+    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Predictor:
+        """The same with saved :meth:`buffers`."""
+        terms = None if self.terms is None else replace(self.terms, knots=buffers.get("knots"))
+        return replace(self, units=Units.of(buffers), terms=terms, bent=buffers.get("bent"))
+
+    def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all that :meth:`buffers` may hold."""
+        inputs, outputs = (self.inputs,), (self.dim,)
+        shapes: dict[str, tuple[int, ...]] = {
+            "in_shift": inputs,
+            "in_scale": inputs,
+            "out_shift": outputs,
+            "out_scale": outputs,
+        }
+        if self.terms is not None and self.terms.splines:
+            shapes["knots"] = (len(self.terms.splines), max(one.size for one in self.terms.splines) + 1)
+            shapes["bent"] = (*inputs, *inputs)
+        return shapes
+
     # -- symmetry ------------------------------------------------------------------------------------------------
 
     @property
@@ -383,6 +412,32 @@ class Predictor:
         return value.reshape(value.shape[0], *sizes, *value.shape[2:])
 
 
+@dataclass(frozen=True)
+class Spread:
+    """A positive parameter beside the prediction, whose logarithm has a predictor of its own.
+
+    Its intercept is called ``log_scale``, its slopes ``scale_weight``, where the parameter is the scale.
+    """
+
+    name: str
+    predictor: Predictor
+    most: ClassVar[float] = 60.0
+    """Of a logarithm, either way."""
+
+    def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
+        """The parameter at these parents: (R, ..., dim)."""
+        return torch.exp(self.predictor(self.inner(params), parents, like).clamp(-self.most, self.most))
+
+    def inner(self, params: Mapping[str, Held]) -> dict[str, Held]:
+        """What the predictor reads, as it calls it."""
+        names = {f"log_{self.name}": f"log_{self.name}", f"{self.name}_weight": "weight"}
+        return {own: params[name] for name, own in names.items() if name in params}
+
+    def outer(self, params: Mapping[str, Held]) -> dict[str, Held]:
+        """Invert :meth:`inner`."""
+        return {f"{self.name}_weight" if name == "weight" else name: value for name, value in params.items()}
+
+
 def centre_and_spread(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Weighted mean and standard deviation per column; a constant column has spread one.
 
@@ -413,6 +468,8 @@ class Predicted(Mechanism):
     terms: str | None = None
 
     predictor: Predictor = field(init=False)
+    spreads: Mapping[str, Spread] = field(default_factory=dict, init=False)
+    """Of tables beside the prediction that are given as formulas, what predicts their logarithms."""
     predicts: ClassVar[str]
     """The name of the intercept; the attribute of that name is its setting."""
     beside: ClassVar[tuple[str, ...]] = ()
@@ -448,11 +505,31 @@ class Predicted(Mechanism):
         if free and level is None and not self.family.discrete:
             level = 0.0
         terms = self.terms_of(self.family)
+        self.spreads = {name: one for name in self.beside if (one := self._spread_of(name)) is not None}
         if terms is not None and not terms.has_intercept and level is None:
             level = 0.0
         self.predictor = Predictor(
             self.family, self.dim, self.predicts, level, self.weight, self.network, no_level=free, terms=terms
         )
+
+    def _spread_of(self, name: str) -> Spread | None:
+        """What predicts a table beside the prediction, if a formula is given for it."""
+        setting = as_setting(getattr(self, name))
+        if not isinstance(setting, Formula):
+            return None
+        from otpdag.mechanisms.terms import Terms
+
+        terms, level = Terms.read(setting.text, self.family, left=name), f"log_{name}"
+        return Spread(name, Predictor(self.family, self.dim, level, None if terms.has_intercept else 0.0, terms=terms))
+
+    def _scale_spreads(self, parents: Parents, weight: Tensor, level: Tensor | None = None) -> None:
+        """Adopt the units of what tables given as formulas read, around a level (dim,) of their logarithms."""
+        level = torch.zeros(self.dim).to(weight) if level is None else level
+        target = level.expand(len(weight), -1)
+        self.spreads = {
+            name: replace(one, predictor=one.predictor.with_units(target, parents, weight))
+            for name, one in self.spreads.items()
+        }
 
     def terms_of(self, family: Family) -> Terms | None:
         """The terms of the formula, if there is one."""
@@ -465,13 +542,24 @@ class Predicted(Mechanism):
     def parameters(self) -> dict[str, Parameter]:
         """What is predicted, and positive tables beside it."""
         shape = self.predictor.rows, self.dim
-        return self.predictor.parameters() | {n: Parameter(shape, POSITIVE, getattr(self, n)) for n in self.beside}
+        tables = {n: Parameter(shape, POSITIVE, getattr(self, n)) for n in self.beside if n not in self.spreads}
+        return self.predictor.parameters() | tables | self.spread_parameters()
+
+    def spread_parameters(self) -> dict[str, Parameter]:
+        """Of tables that are given as formulas, intercepts and slopes."""
+        named: dict[str, Parameter] = {}
+        for one in self.spreads.values():
+            named |= one.outer(one.predictor.parameters())
+        return named
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """Intercepts and tables by configuration, slopes by numeric parent; all by coordinate, or one for all."""
         own, rows, declared = self.own_axis, self.predictor.row_axis, self.declared()
-        tables = {}
+        tables: dict[str, tuple[Axis, ...]] = {}
         for name in self.beside:
+            if name in self.spreads:
+                tables |= self.spreads[name].outer(self.spreads[name].predictor.axes(own))
+                continue
             first, *others = declared[name].shape
             tables[name] = (Axis() if first == 1 else rows, *(own if size == own.length else Axis() for size in others))
         return self.predictor.axes(own) | tables
@@ -480,30 +568,47 @@ class Predicted(Mechanism):
         """The prediction and the tables at these parents, ready to meet a value or noise ``like``: (R, ..., dim)."""
         line = self.predictor(params, parents, like)
         line = line if self.within == (None, None) else line.clamp(*self.within)
-        return line, *(self.row_of(params[name], parents, line.ndim) for name in self.beside)
+        return line, *(self.beside_at(name, params, parents, line) for name in self.beside)
+
+    def started_spread(self, name: str, logarithm: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """Where the terms of a table start: a regression of its ``logarithm`` (N, dim)."""
+        one = self.spreads[name]
+        return one.outer(one.predictor.start(logarithm, parents, weight))
+
+    def beside_at(self, name: str, params: Params, parents: Parents, line: Tensor) -> Tensor:
+        """A table, or what is predicted of it, at these parents, with as many axes as ``line``."""
+        if name in self.spreads:
+            return self.spreads[name](params, parents, line)
+        return self.row_of(params[name], parents, line.ndim)
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Uncentre the intercept."""
+        for one in self.spreads.values():
+            params |= one.outer(one.predictor.restore_units(one.inner(params)))
         return self.predictor.restore_units(params)
 
     def remove_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Centre the intercept."""
+        for one in self.spreads.values():
+            params |= one.outer(one.predictor.remove_units(one.inner(params)))
         return self.predictor.remove_units(params)
 
     def buffers(self) -> dict[str, Tensor]:
         """The units of the data."""
-        units, terms = self.predictor.units, self.predictor.terms
-        knots = {} if terms is None or terms.knots is None else {"knots": terms.knots}
-        knots |= {} if self.predictor.bent is None else {"bent": self.predictor.bent}
-        return {} if units is None else {part.name: getattr(units, part.name) for part in fields(units)} | knots
+        held = self.predictor.buffers()
+        for name, one in self.spreads.items():
+            held |= {f"{name}.{key}": value for key, value in one.predictor.buffers().items()}
+        return held
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with the units of the data that was saved."""
         restored = copy.copy(self)
         restored._declared = None
-        terms = self.predictor.terms
-        terms = None if terms is None else replace(terms, knots=buffers.get("knots"))
-        restored.predictor = replace(self.predictor, units=Units.of(buffers), terms=terms, bent=buffers.get("bent"))
+        restored.predictor = self.predictor.with_buffers(buffers)
+        restored.spreads = {
+            name: replace(one, predictor=one.predictor.with_buffers(_under(f"{name}.", buffers)))
+            for name, one in self.spreads.items()
+        }
         return restored
 
     @property
@@ -514,12 +619,14 @@ class Predicted(Mechanism):
     @property
     def has_only_tables(self) -> bool:
         """Whether the prediction is a table over discrete parents: no numeric parent, no network, no terms."""
-        return not self.network and not self.family.continuous and self.terms is None
+        return not self.network and not self.family.continuous and self.terms is None and not self.spreads
 
     @property
     def is_affine(self) -> bool:
-        """Whether predictions are affine in the numeric parents, whatever the categories are."""
-        return not self.network and (self.predictor.terms is None or self.predictor.terms.is_affine)
+        """Whether predictions are affine in the numeric parents, and nothing else depends on these."""
+        return (
+            not self.network and not self.spreads and (self.predictor.terms is None or self.predictor.terms.is_affine)
+        )
 
     def centre_and_unit(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Where values are centred and how they are scaled before squares are taken: in them no digits are lost."""
@@ -551,9 +658,13 @@ class Predicted(Mechanism):
     def turned(self, params: Params, nodes: Collection[str], sign: Tensor) -> dict[str, Tensor] | None:
         """Turn the slopes of parents, which enter through the predictor alone, and the node as it says itself."""
         turned = self.turned_self(params, sign) if self.family.node in nodes else dict(params)
-        if turned is None:
+        if turned is None or self.spreads:
             return None
         return self.predictor.with_inputs_turned(turned, set(nodes) - {self.family.node}, sign)
+
+    def relabelled(self, params: Params, nodes: Collection[str], order: Sequence[int]) -> dict[str, Tensor] | None:
+        """As the axes say; not where a formula tells categories apart besides."""
+        return None if self.spreads else super().relabelled(params, nodes, order)
 
     def turned_self(self, params: Params, sign: Tensor) -> dict[str, Tensor] | None:
         """Hook: parameters of the node times ``sign``, given its parents; None where there are none."""
@@ -571,11 +682,15 @@ class Predicted(Mechanism):
             if name.startswith("network."):
                 shown[name] = value
                 continue
-            if name != "weight":
+            if not name.endswith("weight"):
                 # a table of one row has no axis for the discrete parents that it does not tell apart
                 value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
             shown[name] = value[..., 0] if self.dim == 1 else value
         return shown
+
+
+def _under(prefix: str, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in buffers.items() if name.startswith(prefix)}
 
 
 class Cellwise(Predicted):

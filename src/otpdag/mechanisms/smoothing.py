@@ -18,12 +18,6 @@ from torch import Tensor
 
 from otpdag.mechanisms.generalised_linear import Link
 
-STEPS, SETTLED = 200, 1e-4
-"""Of all weights together, and a change of their logarithms that makes an end."""
-
-LEAST, FIRST, MOST = 1e-9, 1e-6, 1e3
-"""Weights relative to those at which penalty and rows count alike: beyond, a curve is free, or a line."""
-
 
 @dataclass(frozen=True)
 class Bend:
@@ -34,7 +28,16 @@ class Bend:
 
 
 def penalty_of(
-    features: Tensor, target: Tensor, weight: Tensor, offset: Tensor | float, bends: Sequence[Bend], link: Link
+    features: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    offset: Tensor | float,
+    bends: Sequence[Bend],
+    link: Link,
+    *,
+    steps: int = 200,
+    settled: float = 1e-4,
+    within: tuple[float, float] = (1e-9, 1e3),
 ) -> Tensor:
     """The precision (P, P) of a normal prior of slopes under which curves are as smooth as the rows say.
 
@@ -45,6 +48,9 @@ def penalty_of(
         offset: What is known of the prediction, (N, 1).
         bends: What is penalised.
         link: From predictions to means.
+        steps: Most of them.
+        settled: A change of the weights' logarithms that makes an end.
+        within: Weights relative to those at which penalty and rows count alike: beyond, a curve is free, or a line.
     """
     unit = features.std(0).clamp(min=1e-12)
     design = torch.cat([torch.ones_like(weight).unsqueeze(-1), (features - features.mean(0)) / unit], -1)
@@ -55,8 +61,8 @@ def penalty_of(
     ranks = [int(torch.linalg.matrix_rank(form, hermitian=True)) for form in forms]
     even = torch.stack([weight.sum() * len(form) / form.diagonal().sum() for form in forms])
     # from free curves on, steps are long; from lines on they would be short
-    share, eta = torch.full_like(even, FIRST), link.line(_inside(target, weight, link)) + 0 * target
-    for _ in range(STEPS):
+    share, eta = torch.full_like(even, 1e3 * within[0]), link.line(_inside(target, weight, link)) + 0 * target
+    for _ in range(steps):
         state = _Working.of(design, target, weight, offset, eta, link, _joined(design, places, forms, share * even))
         eta, before = state.eta, share
         fresh = []
@@ -64,8 +70,8 @@ def penalty_of(
             beta, inverse = state.beta[:, place], state.inverse[:, place, place]
             left = (rank - size * (inverse * form).sum((-2, -1))).sum()
             fresh.append(state.spread * left / (beta * (beta @ form)).sum().clamp(min=1e-300))
-        share = (torch.stack(fresh) / even).clamp(LEAST, MOST)
-        if bool(((share / before).log().abs() < SETTLED).all()):
+        share = (torch.stack(fresh) / even).clamp(*within)
+        if bool(((share / before).log().abs() < settled).all()):
             break
     chosen = _joined(design, places, forms, share * even / state.spread)[1:, 1:]
     return chosen * (unit.unsqueeze(0) * unit.unsqueeze(1))

@@ -203,14 +203,12 @@ def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Struct
 def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor]) -> None:
     shapes = {name: tuple(value.shape) for name, value in buffers_of(mechanism).items()}
     if isinstance(mechanism, Predicted):
-        inputs, outputs = (mechanism.predictor.inputs,), (mechanism.predictor.dim,)
-        shapes = {"in_shift": inputs, "in_scale": inputs, "out_shift": outputs, "out_scale": outputs}
-        shapes = {} if set(buffers) == {"shared"} else shapes  # a table has no units
-        besides = {"smallest": outputs, "shared": outputs, "bent": (*inputs, *inputs)}
-        shapes |= {name: shape for name, shape in besides.items() if name in buffers}
-        terms = mechanism.predictor.terms
-        if terms is not None and terms.splines:
-            shapes["knots"] = (len(terms.splines), max(one.size for one in terms.splines) + 1)
+        shapes = {} if set(buffers) == {"shared"} else mechanism.predictor.buffer_shapes()  # a table has no units
+        for beside, one in mechanism.spreads.items():
+            shapes |= {f"{beside}.{name}": shape for name, shape in one.predictor.buffer_shapes().items()}
+        outputs = (mechanism.predictor.dim,)
+        shapes |= {name: outputs for name in ("smallest", "shared") if name in buffers}
+        shapes = {name: shape for name, shape in shapes.items() if name in buffers or not name.endswith("bent")}
         for name, value in buffers.items():
             _finite(f"{node}/{name}", value, positive=name.endswith("scale"))
     if shapes and {name: tuple(value.shape) for name, value in buffers.items()} != shapes:
