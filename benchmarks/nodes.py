@@ -16,6 +16,7 @@ from sklearn.metrics import log_loss
 from sklearn.preprocessing import OneHotEncoder
 
 import otpdag as otp
+from benchmarks import tables_with_gaps
 from benchmarks.harness import Case, Record, Settings, streams, timed
 from otpdag import mechanisms as m
 
@@ -145,4 +146,4 @@ def tables(settings: Settings) -> Record:
     return {"ratio": ours / oracle, "ours": ours, "oracle": oracle, "table": table, "limit": 1.0}
 
 
-CASES: dict[str, Case] = {"terms": terms, "terms_gaps": terms_gaps, "tables": tables}
+CASES: dict[str, Case] = {"terms": terms, "terms_gaps": terms_gaps, "tables": tables, **tables_with_gaps.CASES}

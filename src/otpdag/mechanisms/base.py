@@ -26,6 +26,9 @@ from otpdag.spaces import Space
 Params = Mapping[str, Tensor]
 Parents = Mapping[str, Tensor]
 
+LINE = ""
+"""Stands among parents for what some of them, which then are zero, add to a linear prediction: (R, ..., dim)."""
+
 
 @dataclass(frozen=True)
 class Noise:

@@ -190,6 +190,11 @@ class Categorical(Category, Shares):
         self.dim = self.size
         super().__post_init__()
 
+    @property
+    def lines(self) -> int:
+        """Through how many predictions alone numeric parents are read: differences from the first category."""
+        return self.size - 1 if self.form == "logits" and self.is_affine else 0
+
     def slopes(self, params: Params, parent: str) -> Tensor | None:
         """From the first to the last category: of a logit, only differences between categories have a meaning."""
         slopes = self.predictor.slopes_of(params, parent)

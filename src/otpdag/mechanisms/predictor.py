@@ -24,6 +24,7 @@ from torch import Tensor
 from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp, mlp_tensors
 from otpdag.mechanisms.base import (
+    LINE,
     Family,
     Mechanism,
     Noise,
@@ -278,6 +279,8 @@ class Predictor:
             return out + apply_mlp(params, self._network_inputs(parents, values), "network.")
         if self.terms is not None:
             out = out + self.terms.offset(parents)
+        if LINE in parents:
+            out = out + parents[LINE]
         return out if values is None else out + apply_linear(values, params["weight"])
 
     def _network_inputs(self, parents: Parents, values: Tensor | None) -> Tensor:
@@ -705,6 +708,11 @@ class Cellwise(Predicted):
     """``(value, *at)``: the log-density of each cell."""
     noise_of: ClassVar[Callable[..., Tensor]]
     """``(value, uniform, *at)``: the noise of each cell; of a whole interval the point at ``uniform``."""
+
+    @property
+    def lines(self) -> int:
+        """Through how many linear predictions alone the density reads the numeric parents; zero if it reads more."""
+        return self.dim if self.is_affine else 0
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Cell by cell."""

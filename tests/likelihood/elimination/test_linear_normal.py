@@ -96,7 +96,7 @@ def test_gradients_of_linear_normal_graphs_are_those_of_finite_differences(seed)
 @pytest.mark.parametrize("power", [1.0, 0.3])
 def test_integrals_and_moments_are_those_of_the_plain_equations(case, power):
     group, equations, points = make_group(np.random.default_rng(len(case)), **CASES[case])
-    integrals = group.integrate(equations, points, power)
+    integrals = group.integrate(equations, [one.unsqueeze(-1) for one in points], power)
     assert integrals.table.shape == (REPLICAS, PIECES, *group.sizes)
     weight = torch.rand(integrals.table.shape, generator=torch.Generator().manual_seed(1)).double()
     shift = equations.shift.numpy()
@@ -129,10 +129,10 @@ def told(shape):
 def test_draws_are_the_mean_and_a_root_of_the_covariance_times_noise(case):
     rng = np.random.default_rng(len(case) + 7)
     group, equations, points = make_group(rng, **CASES[case])
-    integrals = group.integrate(equations, points)
+    integrals = group.integrate(equations, [one.unsqueeze(-1) for one in points])
     state = torch.as_tensor(rng.integers(0, math.prod(group.states), size=(PIECES, 1))).expand(-1, group.dim + 1)
     placed = [normal(rng, PIECES, 1).expand(-1, group.dim + 1) for _ in points]
-    drawn = integrals.draws(state, placed, told).numpy()
+    drawn = integrals.draws(state, [one.unsqueeze(-1) for one in placed], told).numpy()
     for piece in range(PIECES):
         plain = Plain(group, equations, 1.0, 0, piece, int(state[piece, 0]))
         _, mean, covariance = plain.given(np.array([float(one[piece, 0]) for one in placed]))
@@ -143,6 +143,7 @@ def test_draws_are_the_mean_and_a_root_of_the_covariance_times_noise(case):
 
 def test_large_clusters_are_multiplied_one_instance_at_a_time(monkeypatch):
     group, equations, points = make_group(np.random.default_rng(5))
+    points = [one.unsqueeze(-1) for one in points]
     plain = group.integrate(equations, points)
     monkeypatch.setattr(unknown_numbers, "GATHERED", 2)
     again = group.integrate(equations, points)

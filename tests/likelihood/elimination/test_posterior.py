@@ -161,9 +161,13 @@ def test_draws_of_a_vector_on_points_have_its_posterior_mean():
     joined = {"f": {key: torch.cat([naturals[n][key] for n in ("f0", "f1")], -1) for key in ("loc", "scale")}}
     joined |= {c: naturals[c] for c in children}
     together = Structure.bind(Graph([("f", c) for c in children], hidden=["f"]), {"f": m.Normal(2), **children})
-    many = 20_000
-    one = posterior_draws(naturals, moved(naturals, lay_out(apart, batch)), many, torch.Generator().manual_seed(0))
-    two = posterior_draws(joined, moved(joined, lay_out(together, batch)), many, torch.Generator().manual_seed(1))
+    many, points = 20_000, EliminationOptions(integrate=False)
+    one = posterior_draws(
+        naturals, moved(naturals, lay_out(apart, batch, points)), many, torch.Generator().manual_seed(0)
+    )
+    two = posterior_draws(
+        joined, moved(joined, lay_out(together, batch, points)), many, torch.Generator().manual_seed(1)
+    )
     for i, node in enumerate(("f0", "f1")):
         truth, found = one[node][:, :, 0], two["f"][:, :, i]
         error = ((truth.var(1) + found.var(1)) / many).sqrt()
@@ -307,7 +311,7 @@ def test_a_number_on_points_has_the_moments_of_a_fine_grid():
 @pytest.mark.parametrize("case", CASES)
 def test_moments_of_unknowns_are_means_over_states_and_points(case):
     group, equations, points = make_group(np.random.default_rng(len(case)), **CASES[case])
-    integrals = group.integrate(equations, points)
+    integrals = group.integrate(equations, [one.unsqueeze(-1) for one in points])
     alone = replace(integrals, grid=integrals.grid[:1] if points else None)  # of the first replica
     weight = torch.rand(integrals.table[:1].shape, generator=torch.Generator().manual_seed(1)).double()
     one, two = _unknown_moments(alone, weight)

@@ -35,7 +35,14 @@ from otpdag.likelihood.elimination.sums import (
     beliefs_of,
     piece_weights,
 )
-from otpdag.likelihood.elimination.unknown_numbers import FINER, Placed
+from otpdag.likelihood.elimination.unknown_numbers import (
+    FINER,
+    Integrals,
+    LineColumns,
+    Placed,
+    line_covariance,
+    placed_lines,
+)
 from otpdag.mechanisms.base import Params, configurations, numeric
 from otpdag.numerics import side_by_side
 from otpdag.structure import Naturals
@@ -176,7 +183,85 @@ class Rows:
         return total
 
 
-Statistics = Counts | Moments | Rows
+@dataclass(frozen=True, eq=False)
+class LinePosterior:
+    """What pieces say of the lines of a family: moments under the backward map, beside the numbers that make them.
+
+    Attributes:
+        columns: The lines among those of their group.
+        slopes: Of all lines, by unknown (R, k, T, L, d).
+        which: The system of each piece, among those that have these lines (n,).
+        before: Mean (R, n, T, d) and covariance (R, k, T, d, d) of the unknowns where placed numbers are zero, and how
+            the mean follows them (R, k, T, d, b); lines are not given.
+        weight: Of each piece and state (R, n, T).
+        centre: Posterior mean of placed numbers and lines (R, n, T, b + L).
+        squares: Their weighed squares about it (R, n, T, b + L, b + L).
+    """
+
+    columns: LineColumns
+    slopes: Tensor
+    which: Tensor
+    before: tuple[Tensor, Tensor, Tensor]
+    weight: Tensor
+    centre: Tensor
+    squares: Tensor
+
+    @classmethod
+    def of(cls, integrals: Integrals, columns: LineColumns, slopes: Tensor, belief: Tensor) -> LinePosterior:
+        """Read them off, for slopes (R, m, T, L, d) and the belief of each entry of the tables (R, n, *sizes)."""
+        group, before, grid = integrals.group, integrals.before, integrals.grid
+        assert before is not None, "there are lines"
+        assert grid is not None, "lines are on points"
+        place = torch.full((len(group.config),), -1)
+        place[columns.instances] = torch.arange(len(columns.instances))
+        here = torch.nonzero(place[group.instance] >= 0)[:, 0]
+        each, grid = group.by_state(belief)[:, here], grid[:, here].unsqueeze(2)
+        weight = each.sum(-1)
+        centre = (each.unsqueeze(-1) * grid).sum(-2) / weight.clamp(min=torch.finfo(weight.dtype).tiny).unsqueeze(-1)
+        gap = grid - centre.unsqueeze(-2)
+        squares = (each.unsqueeze(-1) * gap).mT @ gap
+        some = columns.instances
+        known = (before.mean[:, here], before.covariance[:, some], before.gain[:, some])
+        return cls(columns, slopes[:, some], place[group.instance[here]], known, weight, centre, squares)
+
+    def height(self, own: Tensor) -> Tensor:
+        """The expected log-density of all lines (R,), but for a constant, by slopes (R, C, lines, columns) of these."""
+        mean, covariance, gain = self.before
+        lines = self.slopes.expand(max(len(own), len(self.slopes)), *self.slopes.shape[1:]).clone()
+        lines[..., self.columns.at, :] = self.columns.slopes(own, mean.shape[-1])
+        spread = line_covariance(lines, covariance)
+        follow = torch.cat([lines @ gain, torch.eye(lines.shape[-2]).to(lines).expand_as(spread)], -1)[:, self.which]
+        middle = (lines[:, self.which] @ mean.unsqueeze(-1)).squeeze(-1)
+        gap = (follow @ self.centre.unsqueeze(-1)).squeeze(-1) - middle
+        squares = self.weight[..., None, None] * gap.unsqueeze(-1) * gap.unsqueeze(-2)
+        squares = squares + follow @ self.squares @ follow.mT
+        precision = torch.linalg.inv(spread)[:, self.which]
+        log_size = torch.logdet(spread)[:, self.which]
+        return -0.5 * (self.weight * log_size + (precision * squares).sum((-2, -1))).flatten(1).sum(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """What rows say of the lines of a family, given the numbers that make them.
+
+    The density of a node at its line knows nothing of the slopes of unknown parents: they say how the line comes about.
+    """
+
+    family: FamilyView
+    each: tuple[LinePosterior, ...]
+
+    def height(self, params: Params) -> Tensor:
+        """The expected log-density of the lines (R,)."""
+        slopes = self.family.slopes(params)
+        return torch.stack(torch.broadcast_tensors(*(one.height(slopes) for one in self.each))).sum(0)
+
+    def parts(self, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+        """Nothing of complete rows, and the same."""
+        total = self.height(params)
+        yield torch.zeros_like(total), total
+
+
+Statistics = Counts | Moments | Rows | Lines
 
 
 def _total(parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
@@ -200,15 +285,15 @@ class Slopes:
         self.leaves = leaves
         self.total = {node: {name: torch.zeros_like(one) for name, one in own.items()} for node, own in leaves.items()}
 
-    def add(self, node: str, value: Tensor) -> None:
-        """Add the gradient of a number in the parameters of a node."""
-        leaves = self.leaves.get(node, {})
+    def add(self, nodes: Iterable[str], value: Tensor) -> None:
+        """Add the gradient of a number in the parameters of some nodes."""
+        leaves = [(self.total[node][name], one) for node in nodes for name, one in self.leaves.get(node, {}).items()]
         if not leaves or not value.requires_grad:
             return
-        parts = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        for name, part in zip(leaves, parts, strict=True):
+        parts = torch.autograd.grad(value, [one for _, one in leaves], allow_unused=True)
+        for (total, _), part in zip(leaves, parts, strict=True):
             if part is not None:
-                self.total[node][name] += part
+                total += part
 
 
 class Summary:
@@ -241,6 +326,7 @@ class Summary:
         self.counts: dict[int, Tensor] = {}
         self.rows: dict[int, list[WeighedRows]] = {}
         self.samples: dict[int, list[WeighedRows]] = {}
+        self.lines: dict[int, list[LinePosterior]] = {}
         self.integrated: Tensor | None = None
 
     def families(self) -> dict[str, tuple[Statistics, ...]]:
@@ -275,6 +361,8 @@ class Summary:
                 sample = (*self.samples.get(place, ()), *shown)
             many = max(self.layout.entries_on_points[place], *(part.weight.shape[1] for part in plain), 0)
             statistics.append(Rows(family, plain, rows, sample, most is not None and many > most))
+        if place in self.lines:
+            statistics.append(Lines(family, tuple(self.lines[place])))
         return tuple(statistics)
 
     def _expected(self, family: FamilyView) -> Tensor | None:
@@ -313,7 +401,9 @@ class Summary:
                 self._add_integrals(config, moments)
                 continue
             with torch.enable_grad():
-                self.slopes.add(family.node, (log_prob * belief).sum())  # may be no number; its gradient is the belief
+                self.slopes.add(
+                    (family.node,), (log_prob * belief).sum()
+                )  # may be no number; its gradient is the belief
             if family.node not in self.sampled:
                 self.rows.setdefault(family.place, []).append(weighed_rows)
             elif self.sampled[family.node]:
@@ -342,7 +432,13 @@ class Summary:
             return
         equations = self.factors.equations
         for group, integrals in zip(block.linear, evaluated.integrals, strict=True):
-            config, moments = integrals.moments(beliefs_of(beliefs, group), equations.shift)
+            belief = beliefs_of(beliefs, group)
+            if group.lines:
+                slopes = group.line_slopes({one.place: self.factors.slopes(one.place) for one in group.lines})
+                for one in group.lines:
+                    own = LinePosterior.of(integrals, one, slopes, belief)
+                    self.lines.setdefault(one.place, []).append(own)
+            config, moments = integrals.moments(belief, equations.shift)
             if self.tempering.power != 1.0:
                 share = (1 + (self.tempering.power - 1) * group.seen.to(moments))[group.instance]
                 moments = moments * share[None, :, None, :, None, None]
@@ -519,11 +615,17 @@ def total_evidence(
         summary = Summary(plain, layout, weight, tempering, slopes=slopes, sampled=none, complete=complete)
         families = summary.families()
     value, params = summary.pieces, summary.factors.naturals
-    for node, statistics in families.items():
-        with torch.set_grad_enabled(bool(slopes.leaves)):
-            for shown, expected in (part for one in statistics for part in one.parts(params[node])):
+    with torch.set_grad_enabled(bool(slopes.leaves)):
+        together = []
+        for node, one in ((node, one) for node, statistics in families.items() for one in statistics):
+            for shown, expected in one.parts(params[node]):
                 value += tempering.power * shown.detach()
-                slopes.add(node, (tempering.power * shown + expected).sum())
+                total = (tempering.power * shown + expected).sum()
+                if isinstance(one, Rows):
+                    slopes.add((node,), total)  # at once, or all rows would be held
+                else:
+                    together.append(total)
+        slopes.add(slopes.leaves, sum(together, torch.zeros(())))
     inputs = [value.expand(replicas, *value.shape[1:]) for own in wanted.values() for value in own.values()]
     return _WithGradient.apply(value, [one for own in slopes.total.values() for one in own.values()], *inputs)
 
@@ -594,9 +696,39 @@ def _log_z(factors: Factors, blocks: Sequence[Block], coarse: Block) -> Tensor:
     return log_z
 
 
+def _placed_lines(factors: Factors, block: Block) -> dict[PointsKey, Placed]:
+    """All placements of a block, lines about their means where all else on points is in its middle."""
+    placements = dict(block.placements)
+    found: dict[PointsKey, tuple[Tensor, Tensor]] = {}
+    for group, integrals in zip(block.linear, factors.evaluate(block).integrals, strict=True):
+        before, grid = integrals.before, integrals.grid
+        if before is None or grid is None:
+            continue
+        slopes = group.line_slopes({one.place: factors.slopes(one.place) for one in group.lines})
+        others = len(group.placed) - 1
+        aside = grid[:, :, None, :, :others].mean(-2).unsqueeze(-1)
+        mean = before.mean - (before.gain[:, group.instance] @ aside).squeeze(-1)
+        middle = (slopes[:, group.instance] @ mean.unsqueeze(-1)).squeeze(-1)  # (R, n, T, L)
+        centre = middle.mean(2)
+        apart = middle - centre.unsqueeze(2)
+        spread = line_covariance(slopes, before.covariance).mean(2)[:, group.instance]
+        spread = spread + (apart.unsqueeze(-1) * apart.unsqueeze(-2)).mean(2)
+        pieces = torch.arange(group.count).split([len(at) for _, at in group.placed[-1]])
+        for (key, at), some in zip(group.placed[-1], pieces, strict=True):
+            shape = (factors.replicas, len(placements[key].rows), group.line_count)
+            both = found.setdefault(key, (centre.new_zeros(shape), centre.new_zeros(*shape, shape[-1])))
+            both[0][:, at], both[1][:, at] = centre[:, some], spread[:, some]
+    for key, both in found.items():
+        old = placements[key]
+        placements[key] = placed_lines(old.node, old.rows, old.size, *both)
+    return placements
+
+
 def _moved_block(factors: Factors, block: Block) -> Block:
-    """Place points until no window changes."""
+    """Place points until no window changes, those of lines first where these would be without their children."""
     widened: dict[PointsKey, Tensor] = {}
+    if any(group.lines for group in block.linear):
+        block = replace(block, placements=_placed_lines(factors, block))
     for _ in range(MOST_ROUNDS if block.placements else 0):
         evaluated = factors.evaluate(block)
         beliefs = evaluated.beliefs(torch.ones(1, block.distinct).to(evaluated.log_z))

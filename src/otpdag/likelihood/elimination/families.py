@@ -29,6 +29,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import (
+    LINE,
     Mechanism,
     Params,
     Parents,
@@ -38,6 +39,7 @@ from otpdag.mechanisms.base import (
     is_linear,
 )
 from otpdag.mechanisms.categorical import Categorical
+from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Structure
 
@@ -121,6 +123,14 @@ class FamilyView:
         )
 
     @cached_property
+    def lines(self) -> int:
+        """Linear predictions through which alone the density reads numbers; zero if it reads them otherwise."""
+        readable = (
+            self.mechanism.has_density and not self.is_linear and not self.follows and not all(self.categories[:-1])
+        )
+        return int(getattr(self.mechanism, "lines", 0)) if readable else 0
+
+    @cached_property
     def selectors(self) -> tuple[tuple[int, int], ...]:
         """Place and size of the parents that are categories."""
         parents = zip(self.members[:-1], self.widths[:-1], self.categories[:-1], strict=True)
@@ -146,6 +156,7 @@ class FamilyView:
             none = values[self.node].new_zeros(*[1] * (values[self.node].ndim - 1), 0)
             known[followed.family.node] = followed.forward({}, above, none)
         parents = {name: known[name] for name, _ in self.mechanism.family.parents}
+        parents |= {LINE: values[LINE]} if LINE in values else {}
         return self.mechanism.log_prob(params, values[self.node], parents, mask)
 
     def log_table(self, params: Params) -> Tensor:
@@ -170,12 +181,7 @@ class FamilyView:
         Both for each configuration of the categories: (R, C, dim, columns + 1) and (R, C). The noise is affine, so its
         values at the origin and far out on each axis tell all of it.
         """
-        largest = max(
-            (value.detach().abs().amax() for value in params.values() if value.numel()), default=torch.ones(())
-        )
-        far = FAR_OUT * 2.0 ** torch.log2(largest.clamp(min=1.0)).ceil()  # a power of two: nothing is rounded
-        categories = dict(zip(self.names, self.categories, strict=True))
-        values = {name: one if categories[name] else far * one for name, one in self._axes.items()}
+        values, far = self._far_out(params)
         parents: Parents = {name: values[name] for name in self.names[:-1]}
         noise = abducted(self.mechanism, params, values[self.node], parents, torch.zeros_like(values[self.node]))
         noise = noise.expand(-1, self.configurations, -1, -1).mT
@@ -185,6 +191,24 @@ class FamilyView:
         own = slopes[..., :dim]
         log_slope = own[..., 0, 0].abs().log() if dim == 1 else torch.linalg.slogdet(own)[1]
         return torch.cat([slopes, origin], -1), log_slope - 0.5 * dim * math.log(2 * math.pi)
+
+    def slopes(self, params: Params) -> Tensor:
+        """Of the lines in each column, for each configuration of the categories: (R, C, lines, columns)."""
+        assert isinstance(self.mechanism, Predicted), "only predictions are lines"
+        values, far = self._far_out(params)
+        line = self.mechanism.predictor(params, {name: values[name] for name in self.names[:-1]})
+        line = line.expand(-1, self.configurations, -1, -1).mT
+        slopes = (line[..., 1:] - line[..., :1]) / far
+        return slopes if self.lines == slopes.shape[2] else slopes[:, :, 1:] - slopes[:, :, :1]
+
+    def _far_out(self, params: Params) -> tuple[dict[str, Tensor], Tensor]:
+        """All members at the origin and far out on each numeric axis, and how far that is."""
+        largest = max(
+            (value.detach().abs().amax() for value in params.values() if value.numel()), default=torch.ones(())
+        )
+        far = FAR_OUT * 2.0 ** torch.log2(largest.clamp(min=1.0)).ceil()  # a power of two: nothing is rounded
+        categories = dict(zip(self.names, self.categories, strict=True))
+        return {name: one if categories[name] else far * one for name, one in self._axes.items()}, far
 
     @cached_property
     def _axes(self) -> dict[str, Tensor]:
@@ -200,6 +224,17 @@ class FamilyView:
                 column[[1 + self.columns.index((place, cell)) for cell in range(width)], range(width)] = 1.0
                 values[name] = column.reshape(1, 1, points, width).expand(1, self.configurations, -1, -1)
         return values
+
+
+def line_of(places: Sequence[int], families: Sequence[FamilyView]) -> int:
+    """All lines of some families as one variable of the sums, beyond those of all nodes."""
+    return sum(families[v].lines for v in places) * len(families) + min(places)
+
+
+def name_of(variable: int, families: Sequence[FamilyView]) -> str:
+    """What messages call a node, or lines."""
+    node = families[variable % len(families)].node
+    return repr(node) if variable < len(families) else f"the prediction of {node!r}"
 
 
 def one_hot_states(names: Iterable[str], sizes: Iterable[int], like: Tensor) -> dict[str, Tensor]:

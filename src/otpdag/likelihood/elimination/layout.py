@@ -75,6 +75,7 @@ class Source:
         members: The unknown members in the order of the axes.
         sizes: The axes.
         count: Number of tables.
+        first: The first of the family's lines among those that are a member.
         start: The first one's row in the bank of their size; the others follow.
         rows: The rows of data (n,).
         positions: For members that are placed on points, where the rows stand in their placement (n,).
@@ -83,8 +84,10 @@ class Source:
     rows: Tensor
     positions: Mapping[int, Tensor]
 
-    def __init__(self, sizes: Sizes, place: int = -1, members: tuple[int, ...] = (), count: int = 0) -> None:
-        self.sizes, self.place, self.members, self.count = sizes, place, members, count
+    def __init__(
+        self, sizes: Sizes, place: int = -1, members: tuple[int, ...] = (), count: int = 0, first: int = 0
+    ) -> None:
+        self.sizes, self.place, self.members, self.count, self.first = sizes, place, members, count, first
         self.start = 0
         self._rows: list[Ints] = []
         self._positions: list[Mapping[int, Ints]] = []
@@ -227,7 +230,7 @@ class BlockBuilder:
 
     def __init__(self, table: TableView, pieces: int) -> None:
         self.table, self.pieces, self.cells = table, pieces, 0
-        self.sources: dict[tuple[str, int, tuple[int, ...], Sizes], Source] = {}
+        self.sources: dict[tuple[str, int, tuple[int, ...], Sizes, int], Source] = {}
         self.placed: dict[Source, list[Placed]] = {}
         self.groups: dict[tuple[object, ...], tuple[Source, list[ClusterPart]]] = {}
         self.steps: dict[tuple[int, Sizes], tuple[Source, list[tuple[Mapping[Axes, list[Input]], Ints, Ints]]]] = {}
@@ -259,14 +262,17 @@ class BlockBuilder:
         self._add_steps(made, rows, pieces, ready)
         return Part(made, rows, pieces, positions)
 
-    def _source(self, role: str, place: int, members: tuple[int, ...], sizes: Sizes, count: int = 0) -> Source:
-        return self.sources.setdefault((role, place, members, sizes), Source(sizes, place, members, count))
+    def _source(
+        self, role: str, place: int, members: tuple[int, ...], sizes: Sizes, count: int = 0, first: int = 0
+    ) -> Source:
+        made = Source(sizes, place, members, count, first)
+        return self.sources.setdefault((role, place, members, sizes, first), made)
 
     def _family(self, made: Plan, factor: Factor, rows: Ints, positions: Mapping[int, Ints]) -> Input:
         family, members = self.table.families[factor.family], factor.members
         sizes = made.table_sizes(members)
         if not family.is_table:
-            source = self._source("rows", family.place, members, sizes)
+            source = self._source("rows", family.place, members, sizes, first=factor.first)
             return source, source.extend(rows, positions)
         seen = [(n, size) for n, size in zip(family.members, family.widths, strict=True) if n not in members]
         source = self._source("table", family.place, members, sizes, math.prod(size for _, size in seen))
@@ -276,7 +282,7 @@ class BlockBuilder:
         """Clusters of equal dimensions, about as many factors, and equal tables go together."""
         width = max(len(self.table.families[v].columns) for v in cluster.families)
         sizes = made.table_sizes(cluster.members)
-        kinds = tuple(n in cluster.placed for n in cluster.members)
+        kinds = (cluster.axes, len(cluster.placed), tuple(self.table.families[v].lines for v in cluster.lines))
         key = (len(cluster.coordinates), _power(len(cluster.families)), _power(width), sizes, kinds)
         tables, parts = self.groups.setdefault(key, (Source(sizes), []))
         parts.append((cluster, rows, {node: positions[node] for node in cluster.placed}))
@@ -313,7 +319,7 @@ class BlockBuilder:
             banks[source.sizes] = source.start + source.count
         by_role: dict[str, list[Source]] = {"table": [], "rows": [], "length": []}
         placements: dict[PointsKey, Placed] = {}
-        for (role, place, _, sizes), source in self.sources.items():
+        for (role, place, _, sizes, _), source in self.sources.items():
             by_role[role].append(source)
             if role == "length":
                 known = self.placed.get(source)

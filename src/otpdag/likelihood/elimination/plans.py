@@ -5,6 +5,10 @@ number is *linear* if every factor that reads it is linear and normal: such numb
 cluster, given the categories and points that they meet. Any other number, and any count, is a variable with points of
 its own in each row.
 
+A generalised linear node reads its numeric parents through its *lines* alone, :math:`\ell = w^\top x`. Where several
+parents are unknown, and linear but for such children, all lines of a cluster are one vector on points in their place:
+given what is seen parents and lines are jointly normal, so that the parents are integrated exactly still.
+
 Summing out a variable multiplies all tables that mention it into one, over it and its neighbours, and leaves a table
 over the neighbours. The cost is that of the largest tables, and depends on the order alone. The best order is hard to
 find; weighted min-fill (take next the variable whose elimination links the fewest pairs of neighbours, weighed by
@@ -14,14 +18,14 @@ their sizes) is near it in practice (Koller & Friedman 2009, 9.4.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
 
 from otpdag.errors import ModelError
-from otpdag.likelihood.elimination.families import FamilyView, TableView
+from otpdag.likelihood.elimination.families import FamilyView, TableView, line_of, name_of
 from otpdag.likelihood.elimination.unknown_numbers import COARSE_POINTS, Cluster, cloud_size
 
 Neighbours: TypeAlias = dict[int, set[int]]
@@ -96,6 +100,7 @@ class EliminationOptions:
 
 Cells = tuple[int, ...]
 VALUES_OF_A_ROW = 4  # that a family reads, about
+LINE_POINTS = 13  # of each of two or three lines, a standard deviation apart
 
 
 @dataclass(frozen=True)
@@ -107,20 +112,26 @@ class Kind:
         families: The factors that read them.
         missing: Of vectors that are seen in part, the coordinates that are not.
         points: Of placed nodes the number of points, where it is not the usual one.
+        lines: Families that read linear numbers through their lines.
     """
 
     nodes: tuple[int, ...]
     families: tuple[int, ...]
     missing: tuple[tuple[int, Cells], ...] = ()
     points: tuple[tuple[int, int], ...] = ()
+    lines: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A table that one family gives over its unknown members, the one that is eliminated last first."""
+    """A table that one family gives over its unknown members, the one that is eliminated last first.
+
+    Lines of the family are the coordinates from ``first`` on of the lines among the members.
+    """
 
     family: int
     members: tuple[int, ...]
+    first: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +142,7 @@ class Plan:
         kind: The kind.
         order: Nodes that are summed out, in the order of elimination.
         sizes: Number of states of each.
-        placed: Nodes with points of their own in each row.
+        placed: Nodes and lines with points of their own in each row.
         factors: Tables from single families.
         clusters: Tables from linear normal numbers.
     """
@@ -194,14 +205,14 @@ class Plan:
 
 
 def plan(
-    kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView], int], *, integrate: bool = True
+    kind: Kind, families: Sequence[FamilyView], points: Callable[[FamilyView | int], int], *, integrate: bool = True
 ) -> Plan:
     """Choose how to integrate a kind of piece out.
 
     Args:
         kind: The unknown nodes and the factors.
         families: All families of the graph.
-        points: Number of points of a node that is not a category.
+        points: Number of points of a node that is not a category, or of so many lines.
         integrate: Whether linear normal numbers are integrated exactly; otherwise they have points like all others.
 
     >>> import otpdag as otp
@@ -214,32 +225,74 @@ def plan(
     >>> made.placed, made.clusters[0].coordinates, made.cliques
     ((2,), ((1, 0),), ((2, 0), (2,)))
     """
-    linear = _linear(kind, families) if integrate else set()
-    placed = tuple(n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete)
-    _check(kind, placed, families)
-    sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in placed}
-    sizes |= {n: points(families[n]) for n in placed} | dict(kind.points)
+    linear = _linear(kind, families, kind.lines) if integrate else set()
     clusters = _clusters(kind, families, linear)
-    inside = {family for _, members in clusters for family in members}
-    scopes = {v: [n for n in families[v].members if n in sizes] for v in kind.families if v not in inside}
-    around = [list({n: None for v in members for n in families[v].members if n in sizes}) for _, members in clusters]
+    read = [tuple(v for v in members if v in kind.lines) for _, members in clusters]
+    lines = {v: line_of(own, families) for own in read for v in own}
+    numbers = [n for n in kind.nodes if n not in linear and not families[n].mechanism.space.is_discrete]
+    placed = (*numbers, *dict.fromkeys(lines.values()))
+    _check(kind, numbers, families)
+    sizes = {n: families[n].mechanism.space.width for n in kind.nodes if n not in linear and n not in numbers}
+    sizes |= {n: points(families[n] if n in numbers else n // len(families)) for n in placed} | dict(kind.points)
+    inside = {family for _, members in clusters for family in members if family not in lines}
+    reads = {v: (*families[v].members, lines.get(v, -1)) for v in kind.families}
+    scopes = {v: [n for n in reads[v] if n in sizes] for v in kind.families if v not in inside}
+    meets = reads | {v: (*(place for place, _ in families[v].selectors), line) for v, line in lines.items()}
+    around = [list({n: None for v in members for n in meets[v] if n in sizes}) for _, members in clusters]
     order = elimination_order([*scopes.values(), *around], sizes)
     rank = {node: i for i, node in enumerate(order)}
 
     def descending(nodes: Sequence[int]) -> tuple[int, ...]:
         return tuple(sorted(nodes, key=lambda node: -rank[node]))
 
-    factors = tuple(Factor(v, descending(scope)) for v, scope in scopes.items())
+    firsts = {v: sum(families[u].lines for u in own if u < v) for own in read for v in own}
+    factors = tuple(Factor(v, descending(scope), firsts.get(v, 0)) for v, scope in scopes.items())
     missing: Mapping[int, Cells] = dict(kind.missing)
     made = []
-    for (nodes, members), met in zip(clusters, around, strict=True):
+    for (nodes, members), met, own in zip(clusters, around, read, strict=True):
         coordinates = ((n, cell) for n in nodes for cell in missing.get(n, range(families[n].widths[-1])))
-        made.append(Cluster(tuple(coordinates), tuple(members), kind.nodes, frozenset(placed), descending(met)))
+        exact = tuple(v for v in members if v not in own)
+        made.append(Cluster(tuple(coordinates), exact, kind.nodes, frozenset(placed), descending(met), own))
     return Plan(kind, order, sizes, placed, factors, tuple(made))
 
 
-def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
-    """Unknown numbers that all factors read linearly, with normal noise."""
+def chosen_lines(kind: Kind, families: Sequence[FamilyView]) -> tuple[int, ...]:
+    """Families whose lines should have points in the place of the numbers that they read.
+
+    Either a family's lines or all its linear numbers are on points: a vertex cover. Next comes whichever leaves the
+    fewest pairs of numbers and families for each axis that it adds, numbers first.
+    """
+    able = [v for v in kind.families if families[v].lines]
+    linear = _linear(kind, families, able)
+    left = {v: linear.intersection(families[v].members) for v in able}
+    chosen = []
+    while any(left.values()):
+        counts = {n: sum(n in own for own in left.values()) for own in left.values() for n in own}
+        number = max(counts, key=lambda n: (counts[n], -n))
+        gains = {v: sum(families[n].widths[-1] for n in own) / families[v].lines for v, own in left.items()}
+        family = max(gains, key=lambda v: (gains[v], -v))
+        if gains[family] > counts[number]:
+            chosen.append(family)
+            del left[family]
+        else:
+            left = {v: own - {number} for v, own in left.items()}
+    return _worth(kind, families, chosen)
+
+
+def _worth(kind: Kind, families: Sequence[FamilyView], lines: Collection[int]) -> tuple[int, ...]:
+    """Those of the families that read more linear coordinates than they have lines, which then are independent."""
+    linear = _linear(kind, families, lines)
+    unknown = dict(kind.missing)
+
+    def coordinates(v: int) -> int:
+        return sum(len(unknown.get(n, range(families[n].widths[-1]))) for n in linear.intersection(families[v].members))
+
+    some = tuple(v for v in kind.families if v in lines and coordinates(v) > families[v].lines)
+    return some if len(some) == len(lines) else _worth(kind, families, some)
+
+
+def _linear(kind: Kind, families: Sequence[FamilyView], lines: Collection[int]) -> set[int]:
+    """Unknown numbers that all factors read linearly, with normal noise, or through lines."""
     linear = {n for n in kind.nodes if families[n].is_linear}
     numbers = [n for n in kind.nodes if not families[n].mechanism.space.is_discrete]
     before = len(linear) + 1
@@ -247,6 +300,8 @@ def _linear(kind: Kind, families: Sequence[FamilyView]) -> set[int]:
         before = len(linear)
         vectors = {n for n in numbers if n not in linear and families[n].widths[-1] > 1}
         for v in kind.families:
+            if v in lines:
+                continue
             # a vector on points has one axis for all its coordinates, which a quadratic form in them does not fit
             if not families[v].is_linear or vectors & set(families[v].members):
                 linear -= set(families[v].members)
@@ -292,13 +347,13 @@ class Planner:
     def first(self, kind: Kind) -> Plan:
         """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
         if kind not in self.plans:
-            made, options = self._plan(kind), self.options
+            made, options = self._with_lines(self._plan(kind)), self.options
             if options.fine_table is not None and len(made.placed) > 1:
-                made = plan(kind, self.families, self._points_of_several, integrate=options.integrate)
+                made = plan(made.kind, self.families, self._points_of_several, integrate=options.integrate)
             if options.fine_table is not None and made.largest[0] > options.fine_table:
-                single = [n for n in made.placed if self.families[n].widths[-1] == 1]
+                single = [n for n in made.placed if self._width(n) == 1]
                 few = tuple((n, min(COARSE_POINTS, made.sizes[n])) for n in single)
-                made = self._plan(replace(kind, points=few))
+                made = self._plan(replace(made.kind, points=few))
             self._check(made)
             self.plans[kind] = made
         return self.plans[kind]
@@ -321,22 +376,35 @@ class Planner:
     def _plan(self, kind: Kind) -> Plan:
         return plan(kind, self.families, self._points, integrate=self.options.integrate)
 
-    def _points(self, family: FamilyView) -> int:
+    def _with_lines(self, made: Plan) -> Plan:
+        """The same with lines on points in the place of several numbers, where that makes tables smaller."""
+        lines = chosen_lines(made.kind, self.families) if self.options.integrate and made.placed else ()
+        other = self._plan(replace(made.kind, lines=lines)) if lines else made
+        return other if other.largest[0] < made.largest[0] else made
+
+    def _width(self, variable: int) -> int:
+        many = len(self.families)
+        return self.families[variable].widths[-1] if variable < many else variable // many
+
+    def _points(self, family: FamilyView | int) -> int:
+        if isinstance(family, int):
+            return self.options.grid if family == 1 else cloud_size(family, LINE_POINTS ** min(family, 3))
         if family.mechanism.space.is_countable:
             return self.table.count_points(family, self.options.count_points)
         width = family.mechanism.space.free_width
         return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
 
-    def _points_of_several(self, family: FamilyView) -> int:
+    def _points_of_several(self, family: FamilyView | int) -> int:
         """The same where others are on points, too: half the grid of a number."""
-        space, many = family.mechanism.space, self._points(family)
-        return many // 2 if space.free_width == 1 and not space.is_countable else many
+        many, space = self._points(family), None if isinstance(family, int) else family.mechanism.space
+        is_number = family == 1 if space is None else space.free_width == 1 and not space.is_countable
+        return many // 2 if is_number else many
 
     def _check(self, made: Plan) -> None:
         entries, clique = made.largest
         if entries > self.options.largest_table:
             sizes = zip(clique, made.table_sizes(clique), strict=True)
-            names = ", ".join(f"{self.families[n].node!r} ({size})" for n, size in sizes)
+            names = ", ".join(f"{name_of(n, self.families)} ({size})" for n, size in sizes)
             self.refused = (
                 f"unknown nodes {names} meet, whose joint states are a table of {entries} entries for one row; at most "
                 f"{self.options.largest_table} are summed: raise `largest_table`, or use method='paper'"

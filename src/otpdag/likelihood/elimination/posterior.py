@@ -13,14 +13,13 @@ Any other number stands on points, whose beliefs are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.likelihood.elimination.families import FamilyView
 from otpdag.likelihood.elimination.layout import Block, Layout
 from otpdag.likelihood.elimination.sums import Banks, Evaluated, Factors, Tempering, beliefs_of
 from otpdag.likelihood.elimination.unknown_numbers import Integrals, LinearGroup
@@ -137,6 +136,7 @@ class _Drawn:
         rows, like = layout.batch.rows, layout.batch.weight
         self.values: dict[str, Tensor] = {}
         self.known: dict[str, Tensor] = {}
+        self.lines: dict[int, Tensor] = {}
         for family in layout.families:
             width = family.widths[-1]
             value = layout.batch.values.get(family.node)
@@ -150,11 +150,18 @@ class _Drawn:
         """Draw the pieces of one block."""
         block = evaluated.block
         states = draws(block, evaluated.conditionals, self.many, self.numbers)
-        for family, rows, own in _by_family(self.layout, block, states):
+        families = self.layout.families
+        for place, rows, own in _by_variable(block, states):
+            if place >= len(families):
+                drawn = self._placed(block, place, rows, own)
+                blank = drawn.new_zeros(self.layout.batch.rows, *drawn.shape[1:])
+                self.lines.setdefault(place, blank)[rows] = drawn
+                continue
+            family = families[place]
             if family.categories[-1]:
                 value = torch.nn.functional.one_hot(own, family.widths[-1])
             else:
-                value = self._placed(block, family.place, rows, own)
+                value = self._placed(block, place, rows, own)
             self.values[family.node][rows] = value.to(self.values[family.node])
             self.known[family.node][rows] = True
         for integrals in evaluated.integrals:
@@ -162,7 +169,9 @@ class _Drawn:
 
     def _placed(self, block: Block, place: int, rows: Tensor, states: Tensor) -> Tensor:
         """Values (n, draws, width) of drawn points; a row has its points in one of the node's placements."""
-        values = torch.zeros(*states.shape, self.layout.families[place].widths[-1]).to(self.layout.batch.weight)
+        families = self.layout.families
+        width = families[place].widths[-1] if place < len(families) else place // len(families)
+        values = torch.zeros(*states.shape, width).to(self.layout.batch.weight)
         for (node, size), placement in block.placements.items():
             if node == place:
                 at = torch.full((self.layout.batch.rows,), -1)
@@ -177,22 +186,22 @@ class _Drawn:
         group, draws = integrals.group, (len(integrals.group.rows), self.many)
         state = torch.zeros(draws, dtype=torch.long)
         for axis, size in enumerate(group.states):
-            state = state * size + self._around(integrals, axis, lambda value: value.argmax(-1)).long()
-        placed = [
-            self._around(integrals, axis, lambda value: value[..., 0])
-            for axis in range(len(group.states), group.around.shape[1])
-        ]
+            state = state * size + self._around(integrals, axis).argmax(-1)
+        placed = [self._around(integrals, axis) for axis in range(len(group.states), group.around.shape[1])]
         dtype = integrals.mean.dtype
         self._write(integrals, integrals.draws(state, placed, lambda shape: self.numbers.normal(shape, dtype)))
 
-    def _around(self, integrals: Integrals, axis: int, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is read of a node that each of the clusters meets (n, draws)."""
-        group = integrals.group
+    def _around(self, integrals: Integrals, axis: int) -> Tensor:
+        """The value of a node or of lines that each of the clusters meets (n, draws, width)."""
+        group, families = integrals.group, self.layout.families
         nodes = group.around[group.instance][:, axis]
-        values = torch.empty(len(nodes), self.many, dtype=integrals.mean.dtype)
-        for place in nodes.unique().tolist():
+        each = {
+            n: self.values[families[n].node] if n < len(families) else self.lines[n] for n in nodes.unique().tolist()
+        }
+        values = torch.empty(len(nodes), self.many, next(iter(each.values())).shape[-1], dtype=integrals.mean.dtype)
+        for place, value in each.items():
             here = nodes == place
-            values[here] = read(self.values[self.layout.families[place].node][group.rows[here]]).to(values)
+            values[here] = value[group.rows[here]].to(values)
         return values
 
     def _write(self, integrals: Integrals, value: Tensor) -> None:
@@ -242,8 +251,8 @@ def draws(block: Block, conditionals: Sequence[Tensor], many: int, numbers: Rand
     return states
 
 
-def _by_family(layout: Layout, block: Block, states: Tensor) -> Iterator[tuple[FamilyView, Tensor, Tensor]]:
-    """Of each node the rows in which it is a variable, and its states there, from those of distinct pieces."""
+def _by_variable(block: Block, states: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Of each node or line the rows in which it is a variable, and its states there, from those of distinct pieces."""
     size = torch.bincount(block.cell_piece, minlength=block.distinct)
     first = torch.zeros(block.distinct, dtype=torch.long)
     # the cells of a piece follow each other
@@ -251,10 +260,9 @@ def _by_family(layout: Layout, block: Block, states: Tensor) -> Iterator[tuple[F
     own = size[block.piece]
     begin = torch.repeat_interleave(first[block.piece] - torch.cumsum(own, 0) + own, own)
     cells, rows = begin + torch.arange(len(begin)), torch.repeat_interleave(block.piece_row, own)
-    for family in layout.families:
-        here = torch.nonzero(block.cell_node[cells] == family.place)[:, 0]
-        if len(here):
-            yield family, rows[here], states[cells[here]]
+    for variable in block.cell_node.unique().tolist():
+        here = torch.nonzero(block.cell_node[cells] == variable)[:, 0]
+        yield variable, rows[here], states[cells[here]]
 
 
 def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tensor], Tensor]:
@@ -286,7 +294,8 @@ def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tens
             evaluated = factors.evaluate(block)
             total.index_add_(0, block.piece_row, evaluated.log_z[0, block.piece])
             states = draws(block, evaluated.conditionals, 1, numbers)
-            for family, rows, own in _by_family(layout, block, states):
+            for place, rows, own in _by_variable(block, states):
+                family = layout.families[place]  # nothing is on points: there are no lines
                 if family.categories[-1]:
                     values[family.node][rows] = torch.nn.functional.one_hot(own[:, 0], family.widths[-1]).to(total)
     return values, total

@@ -26,6 +26,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from otpdag.errors import ModelError
 from otpdag.likelihood.elimination.families import (
@@ -34,6 +35,7 @@ from otpdag.likelihood.elimination.families import (
 )
 from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Sizes, Source, Step
 from otpdag.likelihood.elimination.unknown_numbers import Equations, Integrals, LinearGroup, Points
+from otpdag.mechanisms.base import LINE
 from otpdag.structure import Naturals
 
 Banks = dict[Sizes, Tensor]
@@ -164,6 +166,9 @@ class FamilyRows:
             parts = [_member(table, source, place, points) for source in sources]
             replicas = max(map(len, parts))
             values[name] = torch.cat([part.expand(replicas, -1, -1) for part in parts], 1)
+        if any(max(source.members, default=0) >= len(table.families) for source in sources):
+            parts = [_line(table, source, points) for source in sources]
+            values[LINE] = torch.cat([part.expand(max(map(len, parts)), -1, -1) for part in parts], 1)
         seen = torch.cat([torch.full((one.entries,), family.place not in one.members) for one in sources])
         mask = None
         if table.partly[:, family.place].any():
@@ -209,6 +214,21 @@ def _member(table: TableView, source: Source, place: int, points: Mapping[Points
     replicas = len(value) if value.ndim > 3 else 1
     value = value.reshape(replicas, -1, *axes, width)
     return value.expand(-1, source.count, *source.sizes, -1).flatten(1, -2)
+
+
+def _line(table: TableView, source: Source, points: Mapping[PointsKey, Points]) -> Tensor:
+    """What the lines of a family add to its prediction in each entry of its tables (1 or R, E, width)."""
+    family, line = table.families[source.place], max(source.members, default=0)
+    width = family.widths[-1]
+    if line < len(table.families):
+        return torch.zeros(1, source.entries, width).to(table.like)
+    axes = [1] * len(source.members)
+    axes[source.members.index(line)] = -1
+    own = slice(source.first, source.first + family.lines)
+    value = points[source.points_of(line)].values[:, source.positions[line], :, own]
+    value = value.reshape(len(value), source.count, *axes, family.lines)
+    value = value.expand(-1, -1, *source.sizes, -1).flatten(1, -2)
+    return pad(value, (width - family.lines, 0))  # of categories lines are differences from the first
 
 
 def _seen_cells(table: TableView, source: Source) -> Tensor:
@@ -308,6 +328,7 @@ class Factors:
                 "them anew by `moved`, from the layout that `lay_out` made"
             )
         self._known: dict[int, tuple[Tensor, ...]] = {}
+        self._slopes: dict[int, Tensor] = {}
 
     def evaluated(self, place: int) -> tuple[Tensor, ...]:
         """Log-probabilities of all joint states of a family (R, *parents, states), or equations of a linear one."""
@@ -316,6 +337,14 @@ class Factors:
             with torch.set_grad_enabled(self.attached):
                 self._known[place] = family.evaluated(self.naturals[family.node])
         return self._known[place]
+
+    def slopes(self, place: int) -> Tensor:
+        """Those of the lines of a family (R, C, lines, columns)."""
+        if place not in self._slopes:
+            family = self.layout.families[place]
+            with torch.no_grad():
+                self._slopes[place] = family.slopes(self.naturals[family.node])
+        return self._slopes[place]
 
     @cached_property
     def equations(self) -> Equations:
@@ -367,8 +396,9 @@ class Factors:
             self._put(banks, source, points[source.points_of(source.place)].log_length)
         integrals = []
         for group in block.linear:
-            met = [torch.cat([points[key].values[:, at, :, 0] for key, at in parts], 1) for parts in group.placed]
-            integrals.append(group.integrate(self.equations, met, self.tempering.power))
+            met = [torch.cat([points[key].values[:, at] for key, at in parts], 1) for parts in group.placed]
+            slopes = {one.place: self.slopes(one.place) for one in group.lines} or None
+            integrals.append(group.integrate(self.equations, met, self.tempering.power, slopes))
             self._put(banks, group, integrals[-1].table)
         conditionals = eliminate(block.steps, banks, best=self.largest)
         return Evaluated(block, banks[()][:, block.result, 0], conditionals, tuple(integrals), prepared, log_probs)

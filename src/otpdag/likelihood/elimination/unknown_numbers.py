@@ -26,6 +26,12 @@ numbers has precision :math:`J = \sum a a^\top` and potential :math:`h = -\sum a
 Clusters of the same number of unknowns are computed together, whatever nodes they are of. J depends on the kind of
 piece and the categories alone, so it is computed once for all rows that share them. Unknown categories multiply the
 integrals; unknown numbers or counts that are placed on points (y) stay, as the quadratic form that remains of them.
+
+**Lines** :math:`\ell = W^\top q`, through which a generalised linear child reads the numbers, stay as well. They are
+normal with mean :math:`W^\top m` and covariance :math:`S = W^\top C W`, where m and C are those of q, and given them
+
+.. math:: E[q \mid \ell] = m + K (\ell - W^\top m), \qquad \mathrm{Cov}[q \mid \ell] = C - K S K^\top,
+          \qquad K = C W S^{-1}.
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Self
 
@@ -42,8 +48,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from otpdag.likelihood.elimination.families import Floats, Ints, TableView
-from otpdag.spaces import Space
+from otpdag.likelihood.elimination.families import Floats, Ints, TableView, name_of
+from otpdag.spaces import Real, Space
 
 COARSE_POINTS = 12
 """Points of each number and count that meets others, until it is known where its posterior is."""
@@ -70,6 +76,7 @@ LEAST_CHANGE, MOST_CHANGE = 0.3, 3.0  # of a spread in one round: what lies betw
 CLOSE = 0.3  # change of mean or covariance, in units of the spread, below which points stay
 HIDDEN_SPREAD = 2.0  # of a hidden number before the model says where it is
 COUNT_CENTRE, COUNT_SPREAD = 5.0, 10.0  # of a hidden count
+LINE_NOISE = 1e-10  # of a line's variance, so that lines that nearly coincide stay apart
 GATHERED = 32  # dimension up to which every row gets its own copy of a covariance: one call for all of them
 
 
@@ -148,6 +155,10 @@ def joined(parts: Sequence[Placed]) -> Placed:
 
 def first_placement(table: TableView, place: int, rows: Tensor, size: int) -> Placed:
     """Points around a column's own mean, until the model says where they are; what is seen of a row stays."""
+    if place >= len(table.families):
+        name, width = name_of(place, table.families), place // len(table.families)
+        zero, eye = torch.zeros(1, len(rows), width), torch.eye(width).expand(1, len(rows), -1, -1)
+        return placed_lines(name, rows, size, zero.to(table.like), eye.to(table.like))
     family, seen = table.families[place], torch.from_numpy(table.seen[:, place])
     node, space = family.node, family.mechanism.space
     usual = (COUNT_CENTRE, COUNT_SPREAD) if space.is_countable else (0.0, HIDDEN_SPREAD)
@@ -164,6 +175,14 @@ def first_placement(table: TableView, place: int, rows: Tensor, size: int) -> Pl
         centre = torch.where(free, centre, space.unconstrain(table.batch.values[node][:, rows]))
         factor = factor * free.unsqueeze(-1)
     return Cloud(node, space, rows, size, centre, factor, free)
+
+
+def placed_lines(name: str, rows: Tensor, size: int, centre: Tensor, covariance: Tensor) -> Placed:
+    """Lines on points by means (1 or R, n, L) and covariances (1 or R, n, L, L)."""
+    factor = torch.linalg.cholesky(covariance)
+    if centre.shape[-1] == 1:
+        return Placement(name, Real(), rows, size, centre[..., 0], factor[..., 0, 0])
+    return Cloud(name, Real(), rows, size, centre, factor)
 
 
 def _to_line(value: Tensor, space: Space) -> Tensor:
@@ -444,6 +463,7 @@ class Cluster:
         on_points: Those that have points of their own.
         members: Unknown categories on which coefficients depend, and numbers and counts on points that enter the
             factors, in the order of the axes of the table that remains.
+        lines: Families that read the numbers through lines; all their lines are one member on points.
     """
 
     coordinates: tuple[tuple[int, int], ...]
@@ -451,6 +471,7 @@ class Cluster:
     nodes: tuple[int, ...]
     on_points: frozenset[int]
     members: tuple[int, ...]
+    lines: tuple[int, ...]
 
     @property
     def categories(self) -> tuple[int, ...]:
@@ -459,8 +480,15 @@ class Cluster:
 
     @property
     def placed(self) -> tuple[int, ...]:
-        """The members on points."""
-        return tuple(n for n in self.members if n in self.on_points)
+        """The members on points, lines last: their number is larger than that of any node."""
+        placed = [n for n in self.members if n in self.on_points]
+        last = max(placed, default=0)
+        return tuple(sorted(placed, key=lambda n: n == last)) if self.lines else tuple(placed)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Order of the axes (categories, then those on points) in the table."""
+        return tuple((*self.categories, *self.placed).index(n) for n in self.members)
 
 
 @dataclass(frozen=True)
@@ -476,6 +504,31 @@ class Equations:
     coefficients: Tensor
     constants: Tensor
     shift: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LineColumns:
+    """The lines of one family in some of the systems of a group.
+
+    Attributes:
+        place: The family.
+        at: Which of the group's lines these are.
+        instances: The systems (k,).
+        config: Configuration of the family's categories, for each state (k, T).
+        unknown: For each column which unknown it is, d for none (k, columns).
+    """
+
+    place: int
+    at: slice
+    instances: Tensor
+    config: Tensor
+    unknown: Tensor
+
+    def slopes(self, slopes: Tensor, dim: int) -> Tensor:
+        """Slopes (R, C, lines, columns) of the family by unknown (R, k, T, lines, d)."""
+        own = slopes[:, self.config]
+        index = self.unknown[None, :, None, None].expand_as(own)
+        return own.new_zeros(*own.shape[:-1], dim + 1).scatter_add(-1, index, own)[..., :-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -497,6 +550,7 @@ class LinearGroup:
         values: Columns that are seen, zero for unknown ones (n, F, W).
         cells: Node and coordinate of each unknown (m, d, 2).
         around: Nodes of the categories and placed numbers (m, axes).
+        lines: The lines among the placed numbers, which are the last of them.
     """
 
     dim: int
@@ -513,6 +567,12 @@ class LinearGroup:
     values: Tensor
     cells: Tensor
     around: Tensor
+    lines: tuple[LineColumns, ...] = field(default=(), kw_only=True)
+
+    @property
+    def line_count(self) -> int:
+        """Lines of each cluster."""
+        return max((one.at.stop for one in self.lines), default=0)
 
     @property
     def count(self) -> int:
@@ -533,14 +593,60 @@ class LinearGroup:
             for place, cell in cells[:, coordinate].unique(dim=0).tolist():
                 yield (cells[:, coordinate] == torch.tensor([place, cell])).all(-1), place, cell, coordinate
 
-    def integrate(self, equations: Equations, points: Sequence[Tensor], power: float = 1.0) -> Integrals:
+    def integrate(
+        self,
+        equations: Equations,
+        points: Sequence[Tensor],
+        power: float = 1.0,
+        slopes: Mapping[int, Tensor] | None = None,
+    ) -> Integrals:
         """Integrate the clusters out of the product of their families, those of seen nodes to a power.
 
         Args:
             equations: Of all families.
-            points: Values of the placed numbers (R, n, P).
+            points: Values of the placed numbers (R, n, P, 1), and of lines (R, n, P, L).
             power: The power.
+            slopes: Of the families that have lines (R, C, lines, columns).
         """
+        b = len(points) - bool(self.lines)
+        before = self._integrated(equations, points[:b], power)
+        grid = _grid(points) if points else None
+        if slopes is None or grid is None:
+            return self._arranged(replace(before, grid=grid))
+        lines = self.line_slopes(slopes)  # (R, m, T, L, d)
+        spread = line_covariance(lines, before.covariance)
+        back = torch.linalg.solve(spread, lines @ before.covariance).mT  # K, (R, m, T, d, L)
+        own, mean = lines[:, self.instance], before.mean
+        middle = (own @ mean.unsqueeze(-1)).squeeze(-1)
+        drift = lines @ before.gain  # (R, m, T, L, b)
+        gap = grid[:, :, None, :, b:] - middle.unsqueeze(-2)
+        gap = gap + grid[:, :, None, :, :b] @ drift.mT[:, self.instance]
+        table = (
+            before.table.unsqueeze(-1)
+            if not b
+            else before.table.repeat_interleave(grid.shape[2] // before.table.shape[3], -1)
+        )
+        factor = torch.linalg.cholesky(spread)[:, self.instance]
+        white = torch.linalg.solve_triangular(factor, gap.mT, upper=False)
+        log_size = torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1) + 0.5 * self.line_count * math.log(2 * math.pi)
+        table = table - 0.5 * white.square().sum(-2) - log_size.unsqueeze(-1)
+        covariance = before.covariance - back @ spread @ back.mT
+        mean = mean - (back[:, self.instance] @ middle.unsqueeze(-1)).squeeze(-1)
+        gain = torch.cat([before.gain - back @ drift, -back], -1)
+        after = Integrals(self, table, grid, covariance, mean, gain, before)
+        return self._arranged(after)
+
+    def line_slopes(self, slopes: Mapping[int, Tensor]) -> Tensor:
+        """Slopes of all lines by unknown (R, m, T, L, d)."""
+        total = self.values.new_zeros(
+            max(map(len, slopes.values())), len(self.config), math.prod(self.states), self.line_count, self.dim
+        )
+        for one in self.lines:
+            total[:, one.instances, :, one.at] = one.slopes(slopes[one.place], self.dim)
+        return total
+
+    def _integrated(self, equations: Equations, points: Sequence[Tensor], power: float) -> Integrals:
+        """The same but for lines, with the table (R, n, T) or, of placed numbers, (R, n, T, G)."""
         d, instance = self.dim, self.instance
         scale = 1 + (math.sqrt(power) - 1) * self.seen.to(self.values)
         coefficients = (
@@ -553,23 +659,28 @@ class LinearGroup:
         covariance, log_determinant = _inverse(precision[..., :d, :d])
         mean = _times(covariance, self._pull(noise, own)[..., :d], instance)
         # completed around that mean the square keeps digits that are lost far out
-        rest = noise + (own @ self.columns(pad(mean, (0, len(points)))).unsqueeze(-1)).squeeze(-1)
+        rest = noise + (own @ self.columns(pad(mean, (0, len(self.placed)))).unsqueeze(-1)).squeeze(-1)
         pull = self._pull(rest, own)
         step = _times(covariance, pull[..., :d], instance)
         table = constants[:, instance] - 0.5 * rest.square().sum((-1, -2)) + 0.5 * (pull[..., :d] * step).sum(-1)
         table = table - 0.5 * log_determinant[:, instance] + 0.5 * d * math.log(2 * math.pi)
-        gain = covariance @ precision[..., :d, d:]
-        grid = None
+        y = slice(d, d + len(points))  # lines are in no equation
+        gain = covariance @ precision[..., :d, y]
         if points:
             grid = _grid(points)
-            bend = (precision[..., d:, d:] - precision[..., d:, :d] @ gain)[:, instance]
-            slope = pull[..., d:] - (precision[:, instance, :, d:, :d] @ step.unsqueeze(-1)).squeeze(-1)
+            bend = (precision[..., y, y] - precision[..., y, :d] @ gain)[:, instance]
+            slope = pull[..., y] - (precision[:, instance, :, y, :d] @ step.unsqueeze(-1)).squeeze(-1)
             each = grid.unsqueeze(2)
             table = table.unsqueeze(-1) + slope @ grid.mT - 0.5 * ((each @ bend) * each).sum(-1)
-        if self.sizes:
-            table = table.reshape(*table.shape[:2], *(self.sizes[axis] for axis in self._back))
-            table = table.permute(0, 1, *(2 + axis for axis in self.axes))
-        return Integrals(self, table if self.sizes else table.squeeze(2), grid, covariance, mean + step, gain)
+        return Integrals(self, table, None, covariance, mean + step, gain)
+
+    def _arranged(self, integrals: Integrals) -> Integrals:
+        """The same with the table's axes in their order (R, n, *sizes)."""
+        table = integrals.table
+        if not self.sizes:
+            return replace(integrals, table=table.squeeze(2))
+        table = table.reshape(*table.shape[:2], *(self.sizes[axis] for axis in self._back))
+        return replace(integrals, table=table.permute(0, 1, *(2 + axis for axis in self.axes)))
 
     @cached_property
     def _back(self) -> list[int]:
@@ -622,6 +733,7 @@ class Integrals:
         covariance: Of the unknowns (R, m, T, d, d).
         mean: Of the unknowns, where the placed numbers are zero (R, n, T, d).
         gain: How the mean follows the placed numbers (R, m, T, d, b).
+        before: What there was before lines were placed, if there are some.
     """
 
     group: LinearGroup
@@ -630,6 +742,7 @@ class Integrals:
     covariance: Tensor
     mean: Tensor
     gain: Tensor
+    before: Integrals | None = None
 
     def moments(self, weight: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """Second moments of every family's columns under the posterior, weighed.
@@ -645,16 +758,15 @@ class Integrals:
         weight = group.by_state(weight)
         total = weight.sum(-1)
         shift = shift[rows][..., : group.values.shape[-1]]
-        fixed = self.mean if self.grid is None else pad(self.mean, (0, self.grid.shape[-1]))
-        first = group.values[:, None] - shift + group.columns(fixed)
+        first = group.values[:, None] - shift + group.columns(pad(self.mean, (0, len(group.placed))))
         moments = (first * total[..., None, None]).unsqueeze(-1) * first.unsqueeze(-2)
         moments += total[..., None, None, None] * self._spread()[:, group.instance]
         if self.grid is None:
             return rows, moments
         # columns are first + A y in the placed numbers y
         one, two = self.point_moments(weight)
-        eye = torch.eye(self.grid.shape[-1]).to(self.gain).expand(*self.gain.shape[:3], -1, -1)
-        follow = torch.cat([-self.gain, eye], -2)[:, group.instance]  # (R, n, T, d + b, b)
+        eye = torch.eye(self.grid.shape[-1]).to(self.gain)[: len(group.placed)]  # no column is a line
+        follow = torch.cat([-self.gain, eye.expand(*self.gain.shape[:3], -1, -1)], -2)[:, group.instance]
         by_column = torch.stack([group.columns(each) for each in follow.unbind(-1)], -1)
         cross = (by_column * one[..., None, None, :]).sum(-1).unsqueeze(-1) * first.unsqueeze(-2)
         return rows, moments + cross + cross.mT + by_column @ two.unsqueeze(3) @ by_column.mT
@@ -673,25 +785,32 @@ class Integrals:
         return flat.unflatten(-1, (*unknown.shape[1:], unknown.shape[-1]))
 
     def draws(self, states: Tensor, placed: Sequence[Tensor], normal: Callable[[Sequence[int]], Tensor]) -> Tensor:
-        """Draw the unknowns of the first replica given states and placed numbers (n, draws): (n, draws, d)."""
+        """Draw the unknowns of the first replica given states (n, draws), and numbers on points (n, draws, w)."""
         mean = self.mean[0].gather(1, states.unsqueeze(-1).expand(-1, -1, self.group.dim))
         instance = self.group.instance.unsqueeze(-1).expand_as(states)
         factor, _ = torch.linalg.cholesky_ex(self.covariance[0])
         drawn = mean + (factor[instance, states] @ normal(mean.shape).unsqueeze(-1)).squeeze(-1)
         if placed:
-            y = torch.stack(list(placed), -1).unsqueeze(-1)
+            y = torch.cat(list(placed), -1).unsqueeze(-1)
             drawn = drawn - (self.gain[0][instance, states] @ y).squeeze(-1)
         return drawn
 
 
 def _grid(points: Sequence[Tensor]) -> Tensor:
-    """All combinations of points (R, n, P) of several numbers, the last fastest: (R, n, G, b)."""
-    grid = points[0].unsqueeze(-1)
+    """All combinations of points (R, n, P, w) of several numbers, the last fastest: (R, n, G, b)."""
+    grid = points[0]
     for one in points[1:]:
         shape = (max(len(grid), len(one)), grid.shape[1], grid.shape[2], one.shape[2])
         left = grid.unsqueeze(3).expand(*shape, -1)
-        grid = torch.cat([left, one[:, :, None, :, None].expand(*shape, 1)], -1).flatten(2, 3)
+        grid = torch.cat([left, one[:, :, None].expand(*shape, -1)], -1).flatten(2, 3)
     return grid
+
+
+def line_covariance(lines: Tensor, covariance: Tensor) -> Tensor:
+    """Covariance (..., L, L) of lines (..., L, d); those that hardly vary are given a spread that nothing notices."""
+    spread = lines @ covariance @ lines.mT
+    variance = spread.diagonal(dim1=-2, dim2=-1)
+    return spread + torch.diag_embed(LINE_NOISE * variance.detach() + SMALLEST_SPREAD**2)
 
 
 def _inverse(precision: Tensor) -> tuple[Tensor, Tensor]:
@@ -725,11 +844,13 @@ def linear_group(table: TableView, parts: Sequence[ClusterPart], sizes: tuple[in
     width = max(len(families[v].columns) for part, *_ in parts for v in part.families) + 1
     size = len(cluster.coordinates)
     state_sizes = tuple(families[n].mechanism.space.width for n in cluster.categories)
-    axes = [(*cluster.categories, *cluster.placed).index(n) for n in cluster.members]
+    axes = cluster.axes
     config, unknown, seen, values, instance, cells, around, first = [], [], [], [], [], [], [], 0
+    lines: dict[tuple[int, int], LineParts] = {}
     for part, rows, _ in parts:
         own, which = _configurations(table, part, rows, state_sizes, many)
-        config.append(own)
+        _add_lines(lines, table, part, own, first)
+        config.append(own[..., :many])
         instance.append(first + which)
         first += len(own)
         unknowns, columns = _columns(table, part, many, width)
@@ -746,25 +867,52 @@ def linear_group(table: TableView, parts: Sequence[ClusterPart], sizes: tuple[in
     ]
     arrays = ([rows for _, rows, _ in parts], instance, config, unknown, seen, values, cells, around)
     joined = (torch.from_numpy(np.concatenate(one)) for one in arrays)
-    return LinearGroup(size, state_sizes, tuple(axes), tuple(placed), sizes, start, *joined)
+    made = LinearGroup(size, state_sizes, axes, tuple(placed), sizes, start, *joined)
+    return replace(made, lines=tuple(_line_columns(families[v].lines, v, at, own) for (v, at), own in lines.items()))
+
+
+LineParts = list[tuple[Ints, Ints, Ints]]
+"""Of some clusters the systems, configurations and unknowns of a family's lines."""
+
+
+def _line_columns(many: int, place: int, at: int, parts: LineParts) -> LineColumns:
+    joined = (torch.from_numpy(np.concatenate(one)) for one in zip(*parts, strict=True))
+    return LineColumns(place, slice(at, at + many), *joined)
+
+
+def _add_lines(
+    lines: dict[tuple[int, int], LineParts], table: TableView, part: Cluster, config: Ints, first: int
+) -> None:
+    """Note the lines of a cluster, whose systems are numbered from ``first`` on, by family and place among them."""
+    of, at = {cell: i for i, cell in enumerate(part.coordinates)}, 0
+    for column, v in enumerate(part.lines, config.shape[2] - len(part.lines)):
+        unknown = np.array([of.get(cell, len(of)) for cell in table.families[v].columns])
+        systems = np.arange(first, first + len(config))
+        some = (systems, config[..., column], np.broadcast_to(unknown, (len(config), len(unknown))))
+        lines.setdefault((v, at), []).append(some)
+        at += table.families[v].lines
 
 
 def _configurations(
     table: TableView, cluster: Cluster, rows: Ints, state_sizes: tuple[int, ...], many: int
 ) -> tuple[Ints, Ints]:
-    """Rows of the equations for the distinct configurations of categories (m, T, F), and which one each row has."""
+    """Rows of the equations for the distinct configurations of categories (m, T, F), and which one each row has.
+
+    Configurations of families that have lines follow.
+    """
     states = np.indices(state_sizes).reshape(len(state_sizes), -1) if state_sizes else np.zeros((0, 1), dtype=int)
-    shown = np.zeros((len(rows), many), dtype=np.int64)
-    moved = np.zeros((states.shape[1], many), dtype=np.int64)
-    for column, v in enumerate(cluster.families):
+    shown = np.zeros((len(rows), many + len(cluster.lines)), dtype=np.int64)
+    moved = np.zeros((states.shape[1], shown.shape[1]), dtype=np.int64)
+    read = (*enumerate(cluster.families), *enumerate(cluster.lines, many))
+    for column, v in read:
         family = table.families[v]
-        shown[:, column] = table.offsets[v] + table.code(rows, family.selectors)
+        shown[:, column] = table.offsets.get(v, 0) + table.code(rows, family.selectors)
         stride = family.configurations
         for place, size in family.selectors:
             stride //= size
             if place in cluster.categories:
                 moved[:, column] += stride * states[cluster.categories.index(place)]
-    varies = any(place not in cluster.nodes for v in cluster.families for place, _ in table.families[v].selectors)
+    varies = any(place not in cluster.nodes for _, v in read for place, _ in table.families[v].selectors)
     if varies:
         distinct, which = np.unique(shown, axis=0, return_inverse=True)
     else:
