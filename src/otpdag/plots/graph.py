@@ -1,4 +1,4 @@
-"""Draw a graph: nodes in rows with few crossings, arrows that run around other nodes, labels where they cover least.
+"""Draw a graph: nodes in rows with few crossings, arrows that run around other nodes.
 
 A layered drawing (Sugiyama, Tagawa and Toda 1981): which row a node stands in, then the order of each row, then where
 along it; last the lines.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple, TypeAlias
 
@@ -319,11 +319,6 @@ class Layout:
         """The middle of a node."""
         return np.array([self.x[node], self.y[node]])
 
-    def distance(self, node: str, points: Floats) -> Floats:
-        """Distance of points from the border of a node; negative inside."""
-        q = np.abs(points - self.centre(node)) - self.size[node] / 2 + POINTS.corner
-        return np.hypot(*np.maximum(q, 0).T) + np.minimum(q.max(-1), 0) - POINTS.corner
-
     def border(self, node: str) -> Floats:
         """The outline of a node: a box with round corners, a circle if it is as small as that."""
         angle = np.pi / 32 * (np.arange(64) + 0.5)
@@ -362,30 +357,9 @@ def _size(text: str) -> Floats:
 
 
 def _routes(layout: Layout) -> list[Path]:
-    """Each edge with its line from parent to child: straight lines if that is clear, else curves."""
-    lines = {link: _straight(layout, link) for link in layout.links}
-    crowded = any(link.label or _meets_node(layout, link, line) for link, line in lines.items())
-    if not crowded and not _heads_overlap([line[-1] for line in lines.values()]):
-        return [Path(line[[0, -1]]) for line in lines.values()]
-    starts = _ports(layout, 0, 1, -1)
-    ends = _ports(layout, -1, -2, 1)
+    """Each edge's line from parent to child."""
+    starts, ends = _ports(layout, 0, 1, -1), _ports(layout, -1, -2, 1)
     return [_curved(layout, number, starts[number], ends[number]) for number in range(len(layout.links))]
-
-
-def _straight(layout: Layout, link: Link) -> Floats:
-    """Points of the line between two centres, as far as it is outside of both nodes."""
-    points = np.linspace(layout.centre(link.upper), layout.centre(link.lower), 2000)
-    return points[np.minimum(layout.distance(link.upper, points), layout.distance(link.lower, points)) > 0]
-
-
-def _meets_node(layout: Layout, link: Link, line: Floats, clear: float = 4.0) -> bool:
-    """Whether a straight line comes nearer than so many points to a node that it does not join."""
-    others = (node for node in layout.graph.nodes if node not in link[:2])
-    return any((layout.distance(node, line[::20]) < clear).any() for node in others)
-
-
-def _heads_overlap(tips: Sequence[Floats]) -> bool:
-    return any(np.hypot(*(a - b)) < 1.5 * POINTS.arrow[1] for a, b in combinations(tips, 2))
 
 
 def _ports(layout: Layout, end: int, inner: int, side: int) -> dict[int, tuple[float, float]]:
@@ -423,22 +397,6 @@ def _curved(layout: Layout, number: int, start: tuple[float, float], end: tuple[
     return Path(points, codes)
 
 
-def _label_places(links: Sequence[Link], routes: Sequence[Path]) -> Iterator[tuple[str, Floats]]:
-    """For each label the place on its own line that covers least of other labels and lines, near the middle."""
-    drawn = [np.array(route.to_polygons(closed_only=False)[0]) for route in routes]
-    corners, placed = np.array([(0, 0), (1, 1), (1, -1), (-1, 1), (-1, -1)]), [np.zeros((0, 2))]
-    for number, link in enumerate(links):
-        if link.label:
-            half = np.array([text_width(link.label, POINTS.label_font) / 2 + 3, POINTS.label_font / 2 + 3])
-            line = drawn[number]
-            spots = line[np.argsort(np.abs(np.arange(len(line)) - len(line) / 2))[: len(line) // 2]]
-            foreign = np.concatenate([*placed, *drawn[:number], *drawn[number + 1 :]])
-            clear = (np.abs(spots[:, None] - foreign) / half).max(-1).min(-1, initial=1.0)
-            best = spots[int(np.argmax(clear))]
-            placed.append(best + corners * half)
-            yield link.label, best
-
-
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
@@ -453,8 +411,9 @@ class _Pen:
         routes = _routes(layout)
         for link, route in zip(layout.links, routes, strict=True):
             self._arrow(route, dashed=bool(link.label))
-        for label, place in _label_places(layout.links, routes):
-            self._label(label, place, align="center")
+            if link.label:
+                line = route.to_polygons(closed_only=False)[0]
+                self._label(link.label, line[len(line) // 2], align="center")
         for node, label in layout.loops.items():
             (x, y), width = layout.centre(node), layout.size[node][0]
             side = x + width / 2 - POINTS.corner + math.sqrt(POINTS.corner**2 - 36)
