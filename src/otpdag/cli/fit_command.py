@@ -17,13 +17,13 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
-from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from otpdag.cli import console as c
@@ -220,39 +220,28 @@ def number(value: float) -> str:
 
 
 def estimate_lines(model: Model, intervals: pd.DataFrame | None = None) -> list[list[str]]:
-    """For each number of a fitted model: node, its kind, parameter, place, whether fixed, value, interval."""
+    """For each number of a fitted model: node, parameter, place, value, interval if there is one, whether fixed."""
     from otpdag.tables import estimates, interval_ends
 
-    table = estimates(model)
-    lines = []
+    table, lines = estimates(model), []
     for row, ends in zip(table.itertuples(index=False), interval_ends(table, intervals), strict=True):
-        node = str(row.node)
-        hidden = ", hidden" if model.structure.base(node) in model.graph.hidden else ""
-        kind = f"{type(model.mechanisms[node]).__name__}{hidden}"
-        own = [] if intervals is None else ["" if math.isnan(end) else number(end) for end in ends]
-        fixed = "fixed" if row.fixed else ""
-        lines.append([node, kind, str(row.parameter), str(row.at), fixed, number(float(str(row.value))), *own])
+        numbers = [float(str(row.value)), *(() if intervals is None else ends)]
+        shown = ["" if math.isnan(one) else number(one) for one in numbers]
+        lines.append([str(row.node), str(row.parameter), str(row.at), *shown, "fixed" if row.fixed else ""])
     return lines
 
 
-def lines_table(lines: Sequence[Sequence[str]], most: int = 40) -> RenderableType:
-    """Every estimate, grouped by node; of one parameter no more than a screen holds."""
-    titles = ("estimate", "lower", "upper")[: max(len(line) for line in lines) - 5 if lines else 1]
-    table = c.plain_table("node", "parameter", "at", right=titles)
+def lines_table(lines: Sequence[Sequence[str]], most: int = 200) -> Table:
+    """So many estimates, a name where it changes."""
+    table = c.plain_table("node", "parameter", "at", right=("estimate", "lower", "upper")[: len(lines[0]) - 4])
     table.add_column("", no_wrap=True)
-    last, cut = "", False
-    for (node, parameter), group in groupby(lines, key=lambda line: (line[0], line[2])):
-        own = list(group)
-        for position, (_, kind, _, at, fixed, *numbers) in enumerate(own[:most]):
-            whose = Text(printable(node, keep=""), style="bold") + Text(f" ({kind})", style="not bold dim")
-            which = Text("" if position else printable(parameter, keep=""))
-            table.add_row(whose if node != last else "", which, Text(printable(at, keep="")), *numbers, fixed)
-            last = node
-        if len(own) > most:
-            table.add_row("", "", f"... and {len(own) - most} more")
-            cut = True
-    note = [Text("The rest of the long tables is in params.json.", style="dim")] if cut else []
-    return Group(table, *note)
+    for before, line in pairwise([[""] * 2, *lines[:most]]):
+        node, parameter, *rest = (Text(printable(cell, keep="")) for cell in line)
+        same = line[0] == before[0]
+        table.add_row("" if same else node, "" if same and line[1] == before[1] else parameter, *rest)
+    if len(lines) > most:
+        table.add_row("...", "", f"and {len(lines) - most} more, in params.json")
+    return table
 
 
 def words_of(model: Model) -> dict[str, Any]:
@@ -277,7 +266,7 @@ def kept_words(path: Path) -> dict[str, Any] | None:
     archive = path / "model.otp" if path.is_dir() else path
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         kept = json.loads((archive.parent / "shown.json").read_bytes())
-        whole = all(len(line) == 6 and all(isinstance(cell, str) for cell in line) for line in kept["lines"])
+        whole = all(len(line) == 5 and all(isinstance(cell, str) for cell in line) for line in kept["lines"])
         if whole and isinstance(kept["text"], str) and kept["model_sha256"] == c.file_hash(archive):
             return {key: kept[key] for key in ("text", "described", "lines")}
     return None
