@@ -412,7 +412,7 @@ class _Pen:
         for link, route in zip(layout.links, routes, strict=True):
             self._arrow(route, dashed=bool(link.label))
             if link.label:
-                line = route.to_polygons(closed_only=False)[0]
+                line = np.array(route.to_polygons(closed_only=False)[0])
                 self._label(link.label, line[len(line) // 2], align="center")
         for node, label in layout.loops.items():
             (x, y), width = layout.centre(node), layout.size[node][0]
