@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import html
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -386,13 +386,8 @@ def _as_html(structure: Structure, params: Mapping[str, Mapping[str, Array]] | N
 # -- a canonical order of hidden labels and signs, so that two fits compare --------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Change:
-    """Other labels or another sign of one node: what becomes of the parameters of mechanisms and of maps."""
-
-    node: str
-    of_mechanism: Callable[[Mechanism, Params, Collection[str]], dict[str, Tensor] | None]
-    of_map: Callable[[AmortizedMap, Phi], Phi | None]
+Change = list[int] | Tensor
+"""Another order of a node's labels, or signs of its coordinates."""
 
 
 def in_one_order(
@@ -404,31 +399,38 @@ def in_one_order(
     for node in sorted(hidden, key=lambda node: structure.mechanisms[node].space.is_discrete):
         is_discrete = structure.mechanisms[node].space.is_discrete
         change = (_new_labels if is_discrete else _new_sign)(structure, naturals, node)
-        changed = None if change is None else _changed(structure, naturals, phi, maps, change)
+        changed = None if change is None else _changed(structure, naturals, phi, maps, node, change)
         naturals, phi = (naturals, phi) if changed is None else changed
     return naturals, phi
 
 
 def _changed(
-    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap], change: _Change
+    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap], node: str, change: Change
 ) -> tuple[Naturals, Phi] | None:
     """All parameters after a change; None if a mechanism or a map cannot follow, or a given parameter would differ."""
     everywhere = dict(naturals)
     for owner, mechanism in structure.mechanisms.items():
         names = (owner, *(name for name, _ in mechanism.family.parents))
-        touched = {name for name in names if structure.base(name) == change.node}
+        touched = {name for name in names if structure.base(name) == node}
         if not touched:
             continue
-        params = change.of_mechanism(mechanism, naturals[owner], touched)
+        params = _following(mechanism, naturals[owner], touched, change)
         if params is None or not _keeps_settings(mechanism, naturals[owner], params):
             return None
         everywhere[owner] = params
     for backward in maps:
-        followed = change.of_map(backward, phi)
+        followed = _following(backward, phi, node, change)
         if followed is None:
             return None
         phi = followed
     return everywhere, phi
+
+
+def _following(one: Mechanism | AmortizedMap, params: Any, nodes: Any, change: Change) -> dict[str, Tensor] | None:
+    """The parameters of a mechanism or map after a change of some nodes; None if it cannot follow."""
+    if isinstance(change, list):
+        return one.relabelled(params, nodes, change)
+    return one.turned(params, nodes, change) if isinstance(one, Turning | AmortizedMap) else None
 
 
 def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool:
@@ -445,15 +447,9 @@ def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
-def _new_labels(structure: Structure, naturals: Naturals, node: str) -> _Change | None:
+def _new_labels(structure: Structure, naturals: Naturals, node: str) -> Change | None:
     order = _label_order(structure, naturals, node)
-    if order == sorted(order):
-        return None
-    return _Change(
-        node,
-        lambda mechanism, params, nodes: mechanism.relabelled(params, nodes, order),
-        lambda backward, phi: backward.relabelled(phi, node, order),
-    )
+    return None if order == sorted(order) else order
 
 
 def _label_order(structure: Structure, naturals: Naturals, node: str, draws: int = 400) -> list[int]:
@@ -506,7 +502,7 @@ def _position(structure: Structure, naturals: Naturals, child: str, drawn: Mappi
 # -- signs ------------------------------------------------------------------------------------------------------------
 
 
-def _new_sign(structure: Structure, naturals: Naturals, node: str) -> _Change | None:
+def _new_sign(structure: Structure, naturals: Naturals, node: str) -> Change | None:
     """The turn that makes the first child's slopes positive; None if it is of no use or makes no sense."""
     child = _first_child(structure, node)
     if child is None or not structure.mechanisms[node].space.is_unbounded:
@@ -515,9 +511,4 @@ def _new_sign(structure: Structure, naturals: Naturals, node: str) -> _Change | 
     slopes = below.slopes(naturals[child], node) if isinstance(below, Sloped) else None
     if slopes is None or bool((slopes[0] >= 0).all()):
         return None
-    sign = torch.where(slopes[0] < 0, -1.0, 1.0).to(slopes)
-    return _Change(
-        node,
-        lambda one, params, nodes: one.turned(params, nodes, sign) if isinstance(one, Turning) else None,
-        lambda backward, phi: backward.turned(phi, node, sign),
-    )
+    return torch.where(slopes[0] < 0, -1.0, 1.0).to(slopes)
