@@ -59,7 +59,7 @@ __version__ = "0.1.0"
 
 _PARTS = ["backward", "costs", "divergences", "engine", "mechanisms", "objective", "schedules", "tables"]
 _COMPANY = ["datasets", "estimators", "interop", "metrics", "plots"]
-_LIGHT = {
+_HOMES = {
     "errors": [
         "ApproximationWarning",
         "ColumnTypeWarning",
@@ -67,12 +67,10 @@ _LIGHT = {
         "DataError",
         "GraphError",
         "ModelError",
+        "NotFittedError",
         "OtpdagError",
     ],
     "graph": ["Graph", "Lag", "lag"],
-}
-_HEAVY = {
-    "errors": ["NotFittedError"],
     "mechanisms.parameters": ["pseudo_counts", "ridge", "start", "tie"],
     "data": ["Documents", "Images", "Partitioned", "Sequences"],
     "model": ["Model", "load"],
@@ -80,11 +78,9 @@ _HEAVY = {
     "engine": ["FitResult", "Method", "RobustOptions", "SearchSchedule", "entropic", "fit", "paper", "transport"],
     "choice": ["Selection", "compare", "select"],
 }
-"""Names by the modules that define them: those that import nothing heavy, and those that come with torch, together."""
+"""Names by the modules that define them, each imported when it is first asked for."""
 
-__all__ = sorted(
-    [*_PARTS, *_COMPANY, *(one for homes in (_LIGHT, _HEAVY) for names in homes.values() for one in names)]
-)
+__all__ = sorted([*_PARTS, *_COMPANY, *(one for names in _HOMES.values() for one in names)])
 
 _DEPRECATED = {"neighbours": "interop", "Course": "SearchSchedule"}
 
@@ -99,9 +95,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'otpdag' has no attribute {name!r}{_where(name)}")
     if name in (*_PARTS, *_COMPANY):
         return import_module(f"otpdag.{name}")
-    for home, names in (_LIGHT if any(name in names for names in _LIGHT.values()) else _HEAVY).items():
-        globals().update({one: getattr(import_module(f"otpdag.{home}"), one) for one in names})
-    return globals()[name]
+    home = next(home for home, names in _HOMES.items() if name in names)
+    value = globals()[name] = getattr(import_module(f"otpdag.{home}"), name)
+    return value
 
 
 def _where(name: str) -> str:

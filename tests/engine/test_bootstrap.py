@@ -166,6 +166,7 @@ def test_resampled_rows_are_counted_whatever_they_weighed(monkeypatch):
         return changed
 
     monkeypatch.setattr(problem, "reweighted", noted)
+    monkeypatch.setattr(results, "_by_newton", none_settled)
     assert len(result.bootstrap(draws=25)["x", "loc"]) == 25
     assert [len(part) for part in drawn] == [20, 5]
     counts = np.concatenate(drawn)
@@ -175,8 +176,33 @@ def test_resampled_rows_are_counted_whatever_they_weighed(monkeypatch):
     np.testing.assert_allclose(counts.mean(0), result.problem.weight[0], atol=4 * np.sqrt(3 / 25))
 
 
+def none_settled(problem, points, *_):
+    return points, torch.zeros(len(points), dtype=torch.bool)
+
+
+def test_steps_with_the_curvature_of_all_rows_end_where_the_search_does(monkeypatch):
+    rng = np.random.default_rng(6)
+    hidden = rng.random(300) < 0.4
+    table = pd.DataFrame({"x": hidden * 3.0 + rng.normal(size=300), "k": rng.poisson(1 + 3 * hidden)})
+    model = otp.Model(
+        otp.Graph([("z", "x"), ("z", "k")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal(), "k": m.Poisson()}
+    )
+    result = otp.fit(model, table.mask(rng.random(table.shape) < 0.1), seed=0)
+    quick = result.bootstrap(draws=20, seed=1)
+    calls = []
+    search = results.search
+    monkeypatch.setattr(results, "search", lambda *given, **named: calls.append(1) or search(*given, **named))
+    result.bootstrap(draws=20, seed=1)
+    assert len(calls) <= 1  # at most a few draws need more
+    monkeypatch.setattr(results, "_by_newton", none_settled)
+    for key, value in result.bootstrap(draws=20, seed=1).items():
+        spread = np.where(value.std(0) > 0, value.std(0), 1.0)
+        np.testing.assert_allclose(quick[key] / spread, value / spread, atol=0.05)
+
+
 def test_draws_that_failed_are_left_out(monkeypatch):
     """Of twelve, the search of one ends at nothing: the interval is that of the other eleven."""
+    monkeypatch.setattr(results, "_by_newton", none_settled)
     _, _, result = regression(rows=40)
     whole = np.asarray(result.bootstrap(draws=12, seed=3)["y", "weight"]).reshape(12)
     search = results.search

@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from otpdag.errors import GraphError
 from otpdag.graph import Graph, reachable
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Nodes = frozenset[str]
 
@@ -140,6 +142,8 @@ def _without_effects(full: nx.DiGraph, nodes: Iterable[str]) -> nx.DiGraph:
 
 def _back_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) -> tuple[str, ...] | None:
     """A smallest set of observed nodes that blocks every path into the treatment; None if there is none."""
+    import networkx as nx
+
     without = _without_effects(full, [treatment])
     below = {treatment, *graph.descendants(treatment)}
     useful = set(graph.ancestors(treatment)) | set(graph.ancestors(outcome))
@@ -152,6 +156,8 @@ def _back_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) -> 
 
 def _front_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) -> tuple[str, ...] | None:
     """A set that all effect passes through, itself unconfounded with the treatment, and with the outcome given it."""
+    import networkx as nx
+
     between = set(graph.descendants(treatment)) & set(graph.ancestors(outcome)) & set(graph.observed)
     for chosen in _sets([node for node in graph.nodes if node in between]):
         if not chosen:
@@ -168,6 +174,8 @@ def _front_door(graph: Graph, full: nx.DiGraph, treatment: str, outcome: str) ->
 
 def _confounders(graph: Graph, treatment: str, outcome: str) -> tuple[str, ...]:
     """Hidden nodes from which both the treatment and the outcome descend, by paths of their own."""
+    import networkx as nx
+
     apart = graph.to_networkx()
     apart.remove_node(treatment)
     hidden = [n for n in graph.hidden if treatment in graph.descendants(n)]

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import narwhals
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -76,6 +75,8 @@ def known_table(data: Any) -> Any:
     """
     if isinstance(data, pd.DataFrame | Mapping | np.ndarray):
         return data
+    import narwhals
+
     table = narwhals.from_native(data, pass_through=True)
     if isinstance(table, narwhals.LazyFrame):
         raise DataError(
@@ -115,7 +116,7 @@ def _check_once(frame: pd.DataFrame, names: Iterable[Any]) -> None:
                 raise DataError(f"column {name!r} must be there once; the table has several of that name")
 
 
-def _cells(column: narwhals.Series[Any]) -> Any:
+def _cells(column: Any) -> Any:
     """Numbers as an array with NaN for what is missing, anything else cell by cell with None."""
     if column.dtype.is_numeric() and not column.dtype.is_decimal():
         return column.to_numpy()

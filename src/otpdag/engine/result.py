@@ -38,13 +38,13 @@ from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.answers.transport import Plan
 from otpdag.data import Batch, Table
 from otpdag.engine.method import Method
-from otpdag.engine.monitor import Stage
+from otpdag.engine.monitor import Stage, shown_while_running
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
 from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_level
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem, Units, units_of
+from otpdag.problem import Problem, Units, loss_and_gradient, units_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -431,14 +431,21 @@ def bootstrap_draws(
 
     seeds = np.random.SeedSequence(seed).generate_state(-(-draws // chunk))
     sizes = [min(chunk, draws - i * chunk) for i in range(len(seeds))]
-    chunks = Parallel(n_jobs=jobs)(
-        delayed(_one_chunk)(problem, point, size, int(own)) for size, own in zip(sizes, seeds, strict=True)
+    try:
+        spread = information_at(problem, point).covariance if problem.pace.refinements == 0 else None
+    except ModelError:
+        spread = None
+    tasks = (
+        delayed(_one_chunk)(problem, point, size, int(own), spread) for size, own in zip(sizes, seeds, strict=True)
     )
+    chunks = shown_while_running(Parallel(n_jobs=jobs, return_as="generator")(tasks), "bootstrap", len(seeds))
     ended, settled = (torch.cat(list(parts)) for parts in zip(*chunks, strict=True))
     return ended, settled
 
 
-def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int = 300) -> tuple[Tensor, Tensor]:
+def _one_chunk(
+    problem: Units, point: Tensor, draws: int, seed: int, spread: Tensor | None, steps: int = 300
+) -> tuple[Tensor, Tensor]:
     """Where the resampled fits of a chunk ended, and which settled: every draw is a data set with one start."""
     generator = np.random.default_rng(seed)
     base = problem.weight[0].double().numpy()
@@ -446,12 +453,43 @@ def _one_chunk(problem: Units, point: Tensor, draws: int, seed: int, steps: int 
     counts = generator.multinomial(total, base / base.sum(), size=draws)
     factors = torch.as_tensor(np.divide(counts, base, out=np.zeros(counts.shape), where=base > 0))
     with bounded_threads(1):
+        points, settled = point.repeat(draws, 1), torch.zeros(draws, dtype=torch.bool)
+        if spread is not None:
+            points, settled = _by_newton(problem, points, factors, spread)
+        if bool(settled.all()):
+            return points, settled
+        left = ~settled
         ended = search(
-            problem.reweighted(factors),
-            point.expand(draws, -1).clone(),
+            problem.reweighted(factors[left]),
+            point.repeat(int(left.sum()), 1),
             SearchSchedule(short_steps=0, moves=problem.pace.refinements),
             Searcher(Deterministic(steps=steps, tolerance=1e-8)),
-            owners=range(draws),
+            owners=range(int(left.sum())),
         )
-    settled = ended.converged & ~ended.failed
-    return torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point), settled
+    points[left] = torch.where(ended.failed.unsqueeze(-1), torch.nan, ended.point)
+    settled[left] = ended.converged & ~ended.failed
+    return points, settled
+
+
+def _by_newton(
+    problem: Units, points: Tensor, factors: Tensor, spread: Tensor, steps: int = 12, near: float = 1e-4
+) -> tuple[Tensor, Tensor]:
+    r"""Steps with the curvature of all rows, which differs little from a resample's: where they end, and which did.
+
+    One has ended whose next step is no longer than 0.01 standard errors (:math:`g^\top C g < 10^{-4}`), and that is no
+    worse than where it began.
+    """
+    points, first = points.clone(), torch.full((len(points),), torch.inf, dtype=points.dtype)
+    settled, left = torch.zeros(len(points), dtype=torch.bool), torch.arange(len(points))
+    mass = float(problem.unit_mass.sum())
+    for step in range(steps):
+        loss, gradient = loss_and_gradient(problem.reweighted(factors[left]).loss, points[left])
+        move = mass * gradient @ spread
+        done = (mass * (gradient * move).sum(-1) < near) & (loss <= first[left] + 1e-9)
+        first[left] = loss if step == 0 else first[left]
+        points[left] = torch.where(done.unsqueeze(-1), points[left], points[left] - move)
+        settled[left[done]] = True
+        left = left[~done]
+        if not len(left):
+            break
+    return points, settled

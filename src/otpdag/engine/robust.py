@@ -24,7 +24,6 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from otpdag.clustering import k_means, squared_distances
@@ -268,6 +267,8 @@ def clean_guesses(columns: Array, generator: np.random.Generator, most: float, g
 
     All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted.
     """
+    from scipy.spatial import cKDTree  # slow to import
+
     rows = np.arange(len(columns))
     sample = columns[generator.choice(rows, min(len(rows), MOST_SAMPLED), replace=False)]
     centres, _ = k_means(sample, min(groups, len(sample)), generator)

@@ -20,7 +20,6 @@ from typing import Self
 import numpy as np
 import torch
 from scipy import sparse
-from scipy.sparse.linalg import svds
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -581,6 +580,8 @@ def start_topics(
 
 def _project(matrix: Documents, rank: int, generator: np.random.Generator) -> Array:
     """Coordinates of the rows along the leading right singular vectors."""
+    from scipy.sparse.linalg import svds  # slow to import
+
     if rank < min(matrix.shape):
         vectors = svds(matrix, k=rank, v0=generator.standard_normal(min(matrix.shape)))[2]
     else:

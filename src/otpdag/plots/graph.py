@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 from matplotlib.path import Path
-from scipy.optimize import isotonic_regression
 
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
@@ -276,6 +275,8 @@ class Layout:
         Given all other rows, the best places of one are an isotonic regression on the means of its neighbours; long
         edges weigh more, to be straight.
         """
+        from scipy.optimize import isotonic_regression  # slow to import
+
         items = [item for row in self.rows for item in row]
         weight = [(1.0, 2.0, 8.0)[isinstance(a, int) + isinstance(b, int)] for a, b in joined.edges]
         nx.set_edge_attributes(joined, dict(zip(joined.edges, weight, strict=True)), "weight")

@@ -23,7 +23,6 @@ import numpy.typing as npt
 import torch
 from pandas.util import hash_array
 from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -378,6 +377,8 @@ def cut(families: Sequence[FamilyView], need: Needs) -> Pieces:
     >>> pieces.touch_node.tolist()
     [0, 1, 2, 3, 4]
     """
+    from scipy.sparse.csgraph import connected_components  # slow to import
+
     rows, nodes = np.nonzero(need.unknown)
     cell_of = np.full(need.unknown.shape, -1, dtype=np.int64)
     cell_of[rows, nodes] = np.arange(len(rows))
