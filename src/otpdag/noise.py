@@ -9,8 +9,6 @@ from torch import Tensor
 
 from otpdag.mechanisms.base import Noise
 
-FURTHEST_UNIFORM = 1e-6  # uniform noise closer to zero or one would be a normal score that outweighs all others
-
 
 def draw_noise(
     noise: Noise, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype = torch.float64
@@ -24,9 +22,9 @@ def draw_noise(
     return sampler(*shape, noise.dim, generator=generator, dtype=dtype)
 
 
-def normal_score(prior: Noise, noise: Tensor) -> Tensor:
+def normal_score(prior: Noise, noise: Tensor, edge: float = 1e-6) -> Tensor:
     """Bring uniform noise to the scale of normal noise, so that no part of a family outweighs another."""
-    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(FURTHEST_UNIFORM, 1 - FURTHEST_UNIFORM))
+    return noise if prior.kind == "normal" else torch.special.ndtri(noise.clamp(edge, 1 - edge))
 
 
 class Streams:

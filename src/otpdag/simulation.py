@@ -13,10 +13,6 @@ from otpdag.errors import ModelError
 from otpdag.noise import draw_noise
 from otpdag.structure import Naturals, Structure, lag_name
 
-# Steps before the first one of an observed node that depends on its past: what a start from zero leaves of itself after
-# them is 3e-5 even where nine tenths carry over from step to step.
-WARM_UP = 100
-
 
 def ancestral(
     structure: Structure,
@@ -51,6 +47,7 @@ def ancestral_sequences(
     *,
     do: Mapping[str, Tensor] | None = None,
     past: Sequence[Mapping[str, Tensor]] = (),
+    warm_up: int = 100,
 ) -> dict[str, Tensor]:
     """Draw sequences step by step: (1, sequences, length, width); nodes in ``do`` are set instead.
 
@@ -59,7 +56,8 @@ def ancestral_sequences(
     hundred steps from nowhere lead to.
     """
     graph, do = structure.graph, do or {}
-    warm = WARM_UP if not past and any(structure.longest_lag(n) for n in graph.observed if n not in do) else 0
+    # what a start from zero leaves of itself is 3e-5 even where nine tenths carry over from step to step
+    warm = warm_up if not past and any(structure.longest_lag(n) for n in graph.observed if n not in do) else 0
     kept: list[dict[str, Tensor]] = []
     longest = max((edge.by for edge in graph.lags), default=0)
     for step in range(-warm, length):

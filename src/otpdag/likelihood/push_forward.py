@@ -22,9 +22,6 @@ from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.numerics import joint_one_hot
 from otpdag.structure import Naturals, Structure
 
-TILT = 1e-4
-"""By how much log-tables are tilted at most, to tell how posteriors change: errors of step and rounding are 1e-8."""
-
 
 def pushed_nodes(structure: Structure) -> tuple[str, ...]:
     """Hidden categories whose parents are categories, and of which some observed node tells."""
@@ -68,7 +65,7 @@ def push_forward(
     steepest = max((float(slope.abs().max()) for slope in slopes.values()), default=0.0)
     if tempering.best or not torch.is_grad_enabled() or not steepest:
         return value
-    step = TILT / steepest
+    step = 1e-4 / steepest  # by which log-tables are tilted at most: errors of step and rounding are 1e-8
     up, down = (
         total_evidence(naturals, layout, weight, replace(tempering, tilt={n: by * v for n, v in slopes.items()}))
         for by in (step, -step)

@@ -63,12 +63,6 @@ FINE_TABLE = 2048
 """Entries of one table of one row up to which unknown numbers have more points than they need: fewer would save
 nothing."""
 
-SAME_SUM = 1e-6
-"""A relative change of the loss below which points of unknown numbers that are placed anew make no difference."""
-
-POWER_STEP = 1e-4
-"""Relative change of a power by which the evidence is differenced: errors of step and rounding are about 1e-8 both."""
-
 MOST_AT_ONCE = 60
 """Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
 
@@ -147,16 +141,19 @@ class GraphProblem(TableRows):
         evidence = (self.objective.at(1.0).eps or 1.0) * total
         return (self.structure.penalty(naturals) - evidence) / self.batch.weight.sum(-1)
 
-    def _cost(self, naturals: Naturals, loss: Tensor) -> Tensor:
-        """The cost of a row (R,) under its posterior, by how the evidence changes with the power of what is seen."""
+    def _cost(self, naturals: Naturals, loss: Tensor, step: float = 1e-4) -> Tensor:
+        """The cost of a row (R,) under its posterior, by how the evidence changes with the power of what is seen.
+
+        Errors of a relative step and of rounding are about 1e-8 both.
+        """
         tempering, weight = self.tempering, self.batch.weight
         if tempering.best:
             return loss
-        powers = [tempering.power * (1 + by) for by in (POWER_STEP, -POWER_STEP)]
+        powers = [tempering.power * (1 + by) for by in (step, -step)]
         up, down = (
             (weight * log_evidence(naturals, self.placed, replace(tempering, power=power))).sum(-1) for power in powers
         )
-        return self._as_loss((up - down) / (2 * POWER_STEP), naturals)
+        return self._as_loss((up - down) / (2 * step), naturals)
 
     @property
     def is_likelihood(self) -> bool:
@@ -279,7 +276,7 @@ class GraphProblem(TableRows):
         if anew is self:
             return None
         before, after = self._loss_alone(point), anew._loss_alone(point)
-        same = (after - before).abs() <= SAME_SUM * (1 + after.abs())
+        same = (after - before).abs() <= 1e-6 * (1 + after.abs())  # which makes no difference
         if bool(same.all()) or not bool(torch.isfinite(after).all()):
             return None
         return Refinement(anew, point, "moved grids", after)
