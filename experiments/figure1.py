@@ -14,10 +14,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.mixtures import METHODS, ROBUST, Paired, SearchSchedule, Simulations, simulate
+from experiments.mixtures import METHODS, OTHERWISE, ROBUST, Paired, SearchSchedule, Simulations, paper_mode, simulate
 from experiments.registry import Page, Run, experiment
 
 STEPS = 300
+OTHERWISE_SIMS = 30  # of settings that the paper leaves open
 EVERY_STEP = 30  # is drawn up to this one; later ones lie close together
 COLOURS = {
     "EM": "#2f5d9b",
@@ -54,6 +55,8 @@ def page(folder: Path) -> Page:
     there = set(summary["case"])
     titles = {case: told.title for case, told in simulate(0, sims=2).cases.items() if case in there}
     text = as_markdown(summary, titles, sims) + "\n" + DIFFERENCES
+    if (folder / "figure1_settings.csv").is_file():
+        text += "\n\n" + settings_as_markdown(pd.read_csv(folder / "figure1_settings.csv"))
     return Page(text, {"Mean error of the means by step": draw(pd.read_csv(folder / "figure1.csv"), titles)})
 
 
@@ -75,6 +78,39 @@ def figure1(run: Run) -> None:
     if compared:
         write(run, given, compared)
         print((run.folder / "figure1.md").read_text())
+    settings = otherwise(run)
+    if len(settings):
+        run.write("figure1_settings.csv", settings, float_format="%.6g")
+
+
+def otherwise(run: Run) -> pd.DataFrame:
+    """Final errors of paper mode at other settings, and EM's, where variances are wrong; of other simulations."""
+    given = simulate(run.seed + 1, sims=3 if run.quick else OTHERWISE_SIMS)
+    tried = {"EM": METHODS["EM"]} | {label: paper_mode(**changes) for label, changes in OTHERWISE.items()}
+
+    def ends(label: str) -> pd.DataFrame:
+        errors = tried[label](given, given.cases["wrong_variances"], STEPS, run.seed).final
+        return pd.DataFrame({"setting": label, "simulation": np.arange(len(errors)), "error": errors})
+
+    parts = run.parts((f"settings-{label}".replace(" ", "-"), partial(ends, label)) for label in tried)
+    return pd.concat(parts, ignore_index=True)
+
+
+def settings_as_markdown(ends: pd.DataFrame) -> str:
+    """The mean error by setting, its ratio to EM's, and the paired difference with its standard error."""
+    by = ends.pivot(index="simulation", columns="setting", values="error")
+    lines = [
+        f"Variances wrong, {len(by)} other simulations: paper mode at settings that the paper leaves open, or has "
+        "elsewhere.",
+        "",
+        "| | error | ratio to EM | difference to EM ± standard error |",
+        "|---|---:|---:|---:|",
+    ]
+    for setting in [known for known in ("EM", *OTHERWISE) if known in by]:
+        apart = by[setting] - by["EM"]
+        cells = f"{by[setting].mean():.3f} | {by[setting].mean() / by['EM'].mean():.2f}"
+        lines.append(f"| {setting} | {cells} | {apart.mean():+.3f} ± {apart.sem():.3f} |")
+    return "\n".join(lines)
 
 
 def rows_of(method, given: Simulations, told, seed: int) -> pd.DataFrame:
@@ -111,9 +147,11 @@ def write(run: Run, given: Simulations, results: Results) -> None:
     titles = {case: given.cases[case].title for case in results}
     table = curves(results)
     run.write("figure1.png", draw(table, titles), dpi=150)
+    table = run.joined(table, "figure1.csv", ("case", "method", "step"))
+    ends = run.joined(finals(results), "figure1_final.csv", ("case", "method", "simulation"))
+    summary = run.joined(summarise(results), "figure1_table.csv", ("case", "method"))
     run.write("figure1.csv", table, float_format="%.6g")
-    run.write("figure1_final.csv", finals(results), float_format="%.6g")
-    summary = summarise(results)
+    run.write("figure1_final.csv", ends, float_format="%.6g")
     run.write("figure1_table.csv", summary, float_format="%.6g")
     run.write("figure1.md", as_markdown(summary, titles, len(given.data)))
 
@@ -199,7 +237,7 @@ def draw(table: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
     """
     with mpl.rc_context({"font.size": 9, "axes.titlesize": 10, "font.family": "sans-serif"}):
         figure = Figure(figsize=(11.5, 3.8), layout="constrained")
-        panels = figure.subplots(1, len(titles), sharey=True)
+        panels = figure.subplots(1, len(titles), sharey=True, squeeze=False)[0]
         for panel, (case, title) in zip(panels, titles.items(), strict=True):
             _panel(panel, title, table[table["case"] == case])
         panels[0].set(ylabel="mean absolute error of the means", ylim=(0, 1.04 * table["high"].max()))

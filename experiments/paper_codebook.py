@@ -18,11 +18,13 @@ import torch
 
 from baselines.discrete import DiscreteAutoencoder
 from otpdag.divergences import Wasserstein
+from otpdag.learned.algorithm import Family, Step
 from otpdag.mechanisms.codebook import copy_gradient, mahalanobis
 from otpdag.numerics import nearest
 from otpdag.schedules import Constant
+from otpdag.settings import Weights
 
-ETA, ETA_R, RATE = 1e-3, 1.0, 1e-3
+WEIGHTS, RATE = Weights(eta=1e-3, eps=1.0), 1e-3  # eta and eta_r
 
 
 class PaperCodebook(DiscreteAutoencoder):
@@ -45,14 +47,16 @@ class PaperCodebook(DiscreteAutoencoder):
         chosen = book.detach()[self._nearest(latents, book, scale)]
         cost = (decode(copy_gradient(latents, chosen)) - rows).square().mean()
         at_positions = latents.reshape(len(rows), -1, self.code_dim).transpose(0, 1)  # (M, n, D)
-        weights, distance = log_weights.exp(), Wasserstein(workers=1)
-        (generator,) = streams.generators
-        drawn = torch.multinomial(weights.detach(), len(rows), replacement=True, generator=generator)
-        mixture = book[drawn] + scale[drawn] * torch.randn(at_positions.shape, generator=generator)
-        even = torch.full(at_positions.shape[:2], 1 / len(rows))
-        to_codewords = distance(at_positions, book.expand(len(weights), -1, -1), even, weights)
-        apart = (distance(at_positions, mixture) + to_codewords).mean()
-        return cost + ETA * apart + ETA_R * (weights * (log_weights + math.log(self.n_codes))).sum()
+        uneven = (log_weights.exp() * (log_weights + math.log(self.n_codes))).sum()
+        families = self._families(at_positions, book, scale, log_weights.exp(), streams.generators[0])
+        return Step(cost, families, uneven).terms(WEIGHTS, Wasserstein(workers=1), streams).total
+
+    @staticmethod
+    def _families(latents, book, scale, weights, generator):
+        """Latents beside the mixture of Gaussians, and beside the codewords with their weights, at every position."""
+        drawn = torch.multinomial(weights.detach(), latents.shape[1], replacement=True, generator=generator)
+        yield Family(latents, book[drawn] + scale[drawn] * torch.randn(latents.shape, generator=generator))
+        yield Family(latents, book.expand(len(weights), -1, -1), None, weights)
 
     def codes_of(self, latents):
         return self._nearest(latents, self.codebook(self.parameters), self.parameters["log_scale"][0].exp())

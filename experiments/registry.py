@@ -17,7 +17,7 @@ import importlib
 import json
 import pkgutil
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -135,6 +135,22 @@ class Run:
         if not there:
             raise ModelError(f"--only {self.only!r} names no part, and {self.folder} has none yet")
         return concat(there, ignore_index=True)
+
+    def joined(self, rows: pd.DataFrame, table: str, keys: Sequence[str]) -> pd.DataFrame:
+        """These rows and, where a run goes on, those of its earlier table that have other keys, in that table's order.
+
+        So a run whose parts were not kept can be gone on with, some rows at a time.
+        """
+        from pandas import MultiIndex, concat, read_csv
+
+        if not (self.resume and (self.folder / table).is_file()):
+            return rows
+        earlier = read_csv(self.folder / table)
+        here, there = (MultiIndex.from_frame(frame[list(keys)]) for frame in (rows, earlier))
+        place = {key: number for number, key in enumerate(there)}
+        kept = [*there[~there.isin(here)], *here]
+        order = sorted(range(len(kept)), key=lambda row: place.get(kept[row], len(place)))
+        return concat([earlier[~there.isin(here)], rows]).iloc[order].reset_index(drop=True)
 
 
 @dataclass(frozen=True)
@@ -281,10 +297,12 @@ def _workers(scheduler: str | None) -> Iterator[None]:
 def _run(chosen: Experiment, run: Run) -> None:
     if run.resume:
         _check_same_run(chosen.name, run)
+    # parts of a finished run that are made anew leave it finished
+    was_finished = run.resume and (run.folder / ABOUT).is_file() and bool(_read(run.folder).get("finished"))
     _write_run(chosen.name, run, finished=False)
     try:
         chosen.run(run)
-        _write_run(chosen.name, run, finished=run.only == EVERY)
+        _write_run(chosen.name, run, finished=run.only == EVERY or was_finished)
     finally:
         if any(run.folder.iterdir()):
             note_written(run.folder)
@@ -329,9 +347,12 @@ def _about(name: str, run: Run) -> dict[str, Any]:
 
 
 def _write_run(name: str, run: Run, *, finished: bool) -> None:
-    """Keep what a run is beside its results."""
-    text = json.dumps(_about(name, run) | {"finished": finished}, indent=2)
-    run.write(ABOUT, text + "\n")
+    """Keep what a run is beside its results, and which parts were made by themselves."""
+    earlier = _read(run.folder) if run.resume and (run.folder / ABOUT).is_file() else {}
+    alone = [] if run.only == EVERY else [run.only]
+    parts = sorted({*earlier.get("parts", []), *alone})
+    about = _about(name, run) | {"finished": finished} | ({"parts": parts} if parts else {})
+    run.write(ABOUT, json.dumps(about, indent=2) + "\n")
 
 
 def _check_same_run(name: str, run: Run) -> None:

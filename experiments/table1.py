@@ -65,7 +65,8 @@ def page(folder: Path) -> Page:
 @experiment("table1", "Topics of documents about bars: errors, patterns, alpha and time", resumable=True, page=page)
 def table1(run: Run) -> None:
     """Fit all settings, each fit a part of the run; write every estimate's errors, the table and a picture of it."""
-    errors = run.together(part for setting in settings(run.quick) for part in run_setting(run, setting))
+    made = run.together(part for setting in settings(run.quick) for part in run_setting(run, setting))
+    errors = run.joined(made, "table1.csv", ("topics", "method", "start"))
     run.write("table1.csv", errors, float_format="%.6g")
     chosen = tuple(one for one in settings(run.quick) if (errors["topics"] == one.topics).any())
     run.write("table1.md", report(errors, chosen, quick=run.quick))

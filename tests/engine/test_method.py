@@ -112,6 +112,7 @@ def test_paper_samples_noise_and_alternates():
     assert method.objective == Objective(push_forward=PushForward(0.3, Wasserstein()))
     assert method.evaluation == Drawn(noise="sampled", scope="local", batch_size=128)
     assert method.optimiser == Adam(steps=9, learning_rate=Constant(1e-3), alternating=True)
+    assert otp.paper(noise="abducted").evaluation == Drawn(noise="abducted", batch_size=128)
 
 
 @pytest.mark.parametrize("method", [otp.entropic(), otp.transport("backward"), otp.paper()], ids=lambda one: one.name)

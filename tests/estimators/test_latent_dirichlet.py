@@ -184,6 +184,22 @@ def test_the_default_reads_how_often_words_repeat(fitted):
     assert topic_errors(before, lda.components_)["hellinger"] < 0.1
 
 
+@pytest.mark.filterwarnings("ignore::otpdag.errors.ConvergenceWarning")
+def test_the_papers_encoders_of_counts_and_of_words_agree():
+    """The cost of a document is linear in its counts, which say as much as its words one after another."""
+    drawn = bars(4, 150, 20, seed=106)
+    found = {}
+    for reads in ("counts", "words"):
+        model = LatentDirichletAllocation(4)._model(drawn.counts)
+        method = topic_method("paper", documents=150, steps=60)
+        adam = replace(method.optimiser, learning_rate=Constant(1e-2))
+        method = replace(method, evaluation=replace(method.evaluation, reads=reads, hidden=16), optimiser=adam)
+        otp.fit(model, Documents(drawn.counts), method=method, seed=0, restarts=3, progress=False)
+        found[reads] = model.params()["words"]["topics"]
+        assert patterns_recovered(drawn.topics, found[reads], mass=0.0) == 1.0
+    assert topic_errors(found["counts"], found["words"])["hellinger"] < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.errors.ConvergenceWarning")
 @pytest.mark.parametrize("reads", ["counts", "words"])

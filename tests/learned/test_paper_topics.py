@@ -33,9 +33,9 @@ def test_words_of_documents_come_in_random_order_where_they_are_read():
     settings = PaperTopics(hidden=4, batch_size=100, reads="words")
     problem, _, _ = made(settings=settings)
     assert problem.rows == 40
-    assert not made()[0].words
+    assert made()[0].words is None
     for words, counts in zip(problem.words, COUNTS.toarray(), strict=True):
-        np.testing.assert_array_equal(np.bincount(words, minlength=5), counts)
+        np.testing.assert_array_equal(np.bincount(words[words >= 0], minlength=5), counts)
     assert any(words.tolist() != sorted(words.tolist()) for words in problem.words)
     other, _, _ = made(settings=settings, seed=1)
     assert any(one.tolist() != two.tolist() for one, two in zip(problem.words, other.words, strict=True))

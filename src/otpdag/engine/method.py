@@ -198,6 +198,7 @@ def paper(
     eps: float | Schedule = 0.0,
     divergence: AbstractDivergence | None = None,
     costs: Mapping[str, AbstractCost | PointFunction] | None = None,
+    noise: Literal["sampled", "abducted"] = "sampled",
     scope: Literal["joint", "local"] = "joint",
     temperature: float | Schedule = 0.5,
     steps: int = 1000,
@@ -206,13 +207,15 @@ def paper(
     hidden_layers: tuple[int, ...] | None = None,
     backward: MapFactory | None = None,
 ) -> Method:
-    """Algorithm 1 as the paper practises it: sampled noise, ground cost, Wasserstein penalty, alternating updates.
+    """Algorithm 1 of the paper: ground cost, Wasserstein penalty, alternating updates.
 
     Args:
         eta: Weight of the push-forward term.
         eps: Weight of the entropic term, which the paper does not have.
         divergence: Of the push-forward term; exact Wasserstein if left out.
         costs: Ground costs of nodes that shall not have their type's default.
+        noise: Of observed nodes: ``"sampled"`` from its prior, as the paper practises it, or ``"abducted"`` by the
+            backward map, as in its theory.
         scope: ``"joint"``, or ``"local"`` for the paper's own reading.
         temperature: Of relaxed categories.
         steps: Number of steps.
@@ -222,7 +225,7 @@ def paper(
         backward: Builds your own backward maps, in place of the amortised ones.
     """
     drawn = Drawn(
-        noise="sampled",
+        noise=noise,
         scope=scope,
         temperature=temperature,
         batch_size=batch_size,

@@ -107,14 +107,16 @@ class Moment:
 
 
 class Family(NamedTuple):
-    """Values (R, n, width) that a backward map pushes forward, and those that the model makes.
+    """Values (R, n, width) that a backward map pushes forward, and those (R, k, width) that the model makes.
 
-    Rows count by their ``mass`` (1, n), all alike if it is left out; the family as a whole by its ``share``.
+    Rows count by their masses (R or 1, n or k), all alike if they are left out; the family as a whole by its ``share``.
+    Several families of a replica may lie side by side, (R * families, ...): then their mean counts.
     """
 
     pushed: Tensor
     made: Tensor
-    mass: Tensor | None = None
+    pushed_mass: Tensor | None = None
+    made_mass: Tensor | None = None
     share: float = 1.0
 
 
@@ -136,8 +138,9 @@ class Step:
         """The terms by their weights, one number for each replica."""
         zero = torch.zeros(len(streams)).to(self.cost)
         apart = zero
-        for pushed, made, mass, share in self.families if weights.eta else ():
-            apart = apart + share * divergence(pushed, made, mass, mass, generator=streams.shared)
+        for pushed, made, *masses, share in self.families if weights.eta else ():
+            each = divergence(pushed, made, *masses, generator=streams.shared)
+            apart = apart + share * each.unflatten(0, (len(streams), -1)).mean(-1)
         return LossTerms.of(
             zero,
             reconstruction=weights.reconstruction * self.cost + zero,

@@ -13,7 +13,7 @@ counts has none. Logits are normalised over a batch (decided by what works; docs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,8 +96,8 @@ class PaperTopicsProblem(Algorithm1):
 
     structure: Structure
     counts: sparse.csr_array
-    words: Sequence[Tensor]
-    """The words of each document, where they are read one after another."""
+    words: Tensor | None
+    """The words of each document (documents, longest), -1 behind the end, where they are read one after another."""
     encoder: DocumentEncoder
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
@@ -126,14 +126,10 @@ class PaperTopicsProblem(Algorithm1):
     def _rebuilt(self, rows: Tensor, gamma: Tensor, phi: Theta, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Relaxed topics of one replica's documents, and the mean cost of the words that are rebuilt from them."""
         counts = torch.from_numpy(self.counts[rows.numpy()].toarray()).to(gamma)
-        log_q = torch.log_softmax(apply_network(self.encoder, phi, self._read(rows, counts)), -1)
+        read = counts if self.words is None else self.words[rows]
+        log_q = torch.log_softmax(apply_network(self.encoder, phi, read), -1)
         topics = gumbel_softmax(log_q, torch.rand(log_q.shape, generator=generator), self.settings.temperature)
         return topics, self._reconstruction(topics, counts, gamma, generator)
-
-    def _read(self, rows: Tensor, counts: Tensor) -> Tensor:
-        if not self.words:
-            return counts
-        return nn.utils.rnn.pad_sequence([self.words[row] for row in rows.tolist()], True, -1)
 
     def _families(self, topics: Tensor, alpha: Tensor, streams: Streams) -> Iterator[Family]:
         drawn = [
@@ -190,6 +186,7 @@ def paper_topics_problem(
     seed: int,
 ) -> PaperTopicsProblem:
     """Counts of documents, and words in random order for an encoder that reads them."""
-    words = shuffled_words(documents, np.random.default_rng([seed, 9])) if settings.reads == "words" else []
-    encoder = document_encoder(structure, settings, seed)
+    words, encoder = None, document_encoder(structure, settings, seed)
+    if settings.reads == "words":
+        words = nn.utils.rnn.pad_sequence(shuffled_words(documents, np.random.default_rng([seed, 9])), True, -1)
     return PaperTopicsProblem(structure, documents, words, encoder, shapes, objective, settings)

@@ -294,7 +294,7 @@ def _families(draw: Draw, noises: Values, share: Tensor) -> Iterator[Family]:
         pairs = [family(draw, node, noises) for node in nodes]
     for pushed, forward in pairs + [noise_family(draw, node, noises) for node in noises]:
         if pushed:
-            yield Family(side_by_side(pushed), side_by_side(forward), mass)
+            yield Family(side_by_side(pushed), side_by_side(forward), mass, mass)
 
 
 Pair = tuple[list[Tensor], list[Tensor]]
