@@ -16,10 +16,11 @@ PAPER = {
 
 
 DIFFERENCES = (
-    "The paper prints normalised errors of rates only, and does not say by what they are normalised; ours are by the "
-    "range that a rate is drawn from, and by that converged EM has a small part of the errors that the paper prints "
-    "for EM, so that both rows of EM are not the same experiment. *OTP-DAG as the paper has it* is the published "
-    "practice by our code, on the data sets that have been run so far. Noise that is sampled makes every rate half a "
+    "The paper prints normalised errors of rates only. Scaled by the range that a rate is drawn from, converged EM has "
+    "a small part of the errors that the paper prints for EM, so that both rows of EM are not the same experiment; the "
+    "text may also mean that estimates and true rates are each scaled by their own least and largest, which takes a "
+    "common bias out. *OTP-DAG as the paper has it* is the published practice by our code, on the data sets that have "
+    "been run so far. Noise that is sampled, as the paper does, makes every rate half a "
     "count too small, 0.05 of its range: with m the distance of a rate r below the mean of its counts the cost grows "
     "with m^2 + r, or its root, whose minimum is at m = 1/2. It reads each step by itself, so that its stay "
     "probability is about 0.1 too small, while the repaired objective reads whole sequences and ends where EM does."

@@ -46,3 +46,12 @@ def test_a_part_of_table_3_is_reported_as_such(stand_in, tmp_path):
     assert "| OTP-DAG as the paper has it | 4 of 4 |" in text
     assert "on the 4 data sets that every method has been fitted to" in text
     assert table3.page(tmp_path).text.startswith(text)
+
+
+def test_a_run_that_goes_on_keeps_the_rows_of_its_table_that_are_not_made_anew(tmp_path):
+    pd.DataFrame({"method": ["em", "paper", "ours"], "error": [1.0, 2.0, 3.0]}).to_csv(tmp_path / "t.csv", index=False)
+    made = pd.DataFrame({"method": ["late", "paper"], "error": [5.0, 4.0]})
+    joined = Run(tmp_path, resume=True).joined(made, "t.csv", ("method",))
+    assert joined["method"].tolist() == ["em", "paper", "ours", "late"]
+    assert joined["error"].tolist() == [1.0, 4.0, 3.0, 5.0]
+    assert Run(tmp_path).joined(made, "t.csv", ("method",)) is made
