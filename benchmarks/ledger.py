@@ -579,7 +579,7 @@ BUILDS: dict[str, Build] = {
     "smoothed_switching": partial(smoothed, "normal", edges="k~k z~z k>z z>x", hidden="k z", restarts=1, steps=20),
     "topics": LDA,
     "topics_entropic": partial(LDA, method="likelihood", n_init=2),
-    "topics_transport": partial(LDA, method="transport", n_init=2),
+    "topics_transport": partial(LDA, method="pairs", n_init=2),
     "topics_dirichlet": partial(LDA, method="likelihood", topics="dirichlet", n_init=2),
     "topics_paper": partial(LDA, method="paper", n_init=1, max_iter=20),
     "documents": documents,

@@ -272,7 +272,7 @@ def auto_choice(settings: Settings) -> Record:
         fitted = fitted_by("auto", data, state)
         chosen = fitted.result_.method.name
         # what auto chose is fitted as if it had been named, from the same seed
-        other = "likelihood" if chosen == "transport" else "transport"
+        other = "likelihood" if chosen == "pairs" else "pairs"
         for method, model in {"auto": fitted, other: fitted_by(other, data, state)}.items():
             figures[method] = by_ranking(data, model.components_)["by_relevance"]["quality"]
         better = max(figures.values())
@@ -318,7 +318,7 @@ def measured(options, documents: int, seed: int) -> tuple[float, float]:
 
 @cache
 def dblp_fit(seed: int):
-    return {method: measured({"method": method}, len(text("dblp")), seed) for method in ("transport", "likelihood")}
+    return {method: measured({"method": method}, len(text("dblp")), seed) for method in ("pairs", "likelihood")}
 
 
 def dblp_time(settings: Settings) -> Record:
@@ -345,7 +345,7 @@ def dblp_memory(settings: Settings) -> Record:
 def dblp_flat(settings: Settings) -> Record:
     """Time of a document in fits of all of DBLP over that in fits of a quarter, at as many sweeps; memory likewise."""
     rows, record = len(text("dblp")), {}
-    for method, steps in (("likelihood", SWEEPS), ("transport", 50)):
+    for method, steps in (("likelihood", SWEEPS), ("pairs", 50)):
         options = {"method": method, "n_init": 1, "max_iter": steps}
         few, many = measured(options, rows // 4, settings.seed), measured(options, rows, settings.seed)
         record[method] = {"time": many[0] / few[0] / 4, "memory": many[1] / few[1], "seconds": many[0]}

@@ -24,7 +24,7 @@ Method = Callable[..., Estimate]
 
 TITLES = {
     "ours": "otpdag",
-    "ours_transport": "otpdag, transport",
+    "ours_transport": "otpdag, pairs",
     "ours_paper": "otpdag, paper mode",
     **peers.TITLES,
 }
@@ -72,7 +72,7 @@ def methods(quick: bool = False) -> dict[str, Method]:
 
     Baselines keep their course, so that it can be seen whether they had more to gain.
     """
-    chosen: dict[str, Method] = {"ours": ours, "ours_transport": partial(ours, method="transport")}
+    chosen: dict[str, Method] = {"ours": ours, "ours_transport": partial(ours, method="pairs")}
     for name, run in peers.METHODS.items():
         if name == "tomotopy" and find_spec("tomotopy") is None:
             continue

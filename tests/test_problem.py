@@ -162,7 +162,7 @@ MADE = {
     "switching": (lambda: state_space(switching=True), series, otp.entropic(), NumberProblem),
     "steps": (hmm, counts, otp.paper(batch_size=64), DrawnSteps),
     "topics": (topic_model, documents, topic_method("likelihood", documents=30), TopicProblem),
-    "pairs": (topic_model, documents, topic_method("transport", documents=30), PairProblem),
+    "pairs": (topic_model, documents, topic_method("pairs", documents=30), PairProblem),
     "paper's topics": (topic_model, documents, topic_method("paper", documents=30, steps=1), PaperTopicsProblem),
     "auto-encoder": (encoder_model, images, encoded(), AutoencoderProblem),
 }

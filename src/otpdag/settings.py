@@ -96,10 +96,11 @@ class Direct:
         if self.costs and not hasattr(self.divergence or Sinkhorn(), "cost"):
             raise ModelError(f"costs are of Wasserstein or Sinkhorn, which have a ground cost; got {self.divergence!r}")
 
-    @property
-    def sliced(self) -> SlicedWasserstein:
-        """What chooses directions."""
-        return self.divergence if isinstance(self.divergence, SlicedWasserstein) else SlicedWasserstein(p=1.0)
+    def sliced(self, columns: int) -> SlicedWasserstein:
+        """What chooses directions: ten for each of many columns, if nothing was said."""
+        if isinstance(self.divergence, SlicedWasserstein):
+            return self.divergence
+        return SlicedWasserstein(max(50, 10 * columns), p=1.0)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ COUNTS = np.vstack([RNG.poisson(3.0, (30, 6)) * [1, 1, 1, 0, 0, 0], RNG.poisson(
 
 def test_documents_start_from_so_many_starts_and_go_on_from_the_best():
     kind = topics(COUNTS)
-    entropic, transport, paper = (topic_method(name, documents=60) for name in ("likelihood", "transport", "paper"))
+    entropic, transport, paper = (topic_method(name, documents=60) for name in ("likelihood", "pairs", "paper"))
     assert [kind.restarts(one) for one in (entropic, transport, paper)] == [6, 4, 12]
     for method, steps in ((entropic, 10), (transport, 30)):
         course = kind.course(method)
@@ -154,12 +154,12 @@ def test_documents_start_from_so_many_starts_and_go_on_from_the_best():
     assert kind.course(topic_method("likelihood", documents=60, steps=4)).short_steps == 4
 
 
-@pytest.mark.parametrize(("ratio", "method", "background"), [(1.0, "likelihood", 0.0), (3.0, "transport", 0.8)])
+@pytest.mark.parametrize(("ratio", "method", "background"), [(1.0, "likelihood", 0.0), (3.0, "pairs", 0.8)])
 def test_documents_that_repeat_words_too_often_are_compared_by_pairs(ratio, method, background):
     kind = topics(COUNTS)
     kind.__dict__["repeats"] = Repeats(ratio, 0.01)
     assert kind.named("auto").name == method
-    assert kind.named("transport").evaluation.background == background
+    assert kind.named("pairs").evaluation.background == background
     assert kind.named("likelihood").evaluation.background == 0.0
     assert kind.named("paper").name == "paper"
     (note,) = kind.notes(SimpleNamespace(problem=None))
@@ -170,7 +170,7 @@ def test_documents_that_repeat_words_too_often_are_compared_by_pairs(ratio, meth
     assert one.holds  # one topic is how often words occur
 
 
-@pytest.mark.parametrize(("name", "total"), [("likelihood", COUNTS.sum()), ("transport", 1.0)])
+@pytest.mark.parametrize(("name", "total"), [("likelihood", COUNTS.sum()), ("pairs", 1.0)])
 def test_starts_of_topics_share_out_all_words(name, total):
     kind, method = topics(COUNTS), topic_method(name, documents=60)
     layout = kind.lay_out(method, 0)
@@ -188,13 +188,13 @@ def test_starts_of_topics_share_out_all_words(name, total):
 
 @pytest.mark.parametrize(
     ("name", "steps", "growth", "prior"),
-    [("likelihood", 100, 1.1, None), ("likelihood", 100, 1.0, 0.1), ("transport", 300, 1.1, None)],
+    [("likelihood", 100, 1.1, None), ("likelihood", 100, 1.0, 0.1), ("pairs", 300, 1.1, None)],
 )
 def test_methods_of_documents_have_their_steps(name, steps, growth, prior):
     method = topic_method(name, documents=60, prior=prior)
     assert (method.optimiser.steps, method.optimiser.growth) == (steps, growth)
     assert method.evaluation.prior == prior
-    assert method.evaluation.pairs is (name == "transport")
+    assert method.evaluation.pairs is (name == "pairs")
     assert topic_method(name, documents=60, prior=prior, steps=7).optimiser.steps == 7
 
 
@@ -229,7 +229,7 @@ def test_methods_are_what_their_names_say():
     assert (entropic.evaluation, entropic.optimiser) == (TopicSweeps(), EM(steps=100, growth=1.1))
     # with a prior on the topics an update is no longer a plain maximum, and is not stretched
     assert topic_method("likelihood", documents=120, prior=0.1).optimiser == EM(steps=100, growth=1.0)
-    transport = topic_method("transport", documents=120, steps=7)
+    transport = topic_method("pairs", documents=120, steps=7)
     assert transport.objective == Objective(reconstruction=0.0, direct=Direct())
     assert (transport.evaluation, transport.optimiser) == (TopicSweeps(pairs=True), EM(steps=7))
     paper = topic_method("paper", documents=120, steps=7)
@@ -276,9 +276,9 @@ def test_how_often_and_how_long_documents_are_started():
     alone = {"halving": False, "finalists": 1, "moves": 0}
     for method, starts, steps in (
         (topic_method("likelihood", documents=30), 6, 10),
-        (topic_method("transport", documents=30), 4, 30),
+        (topic_method("pairs", documents=30), 4, 30),
         (topic_method("paper", documents=30), 12, 10),
-        (topic_method("transport", documents=30, steps=7), 4, 7),
+        (topic_method("pairs", documents=30, steps=7), 4, 7),
     ):
         assert kind.restarts(method) == starts
         assert kind.course(method) == otp.SearchSchedule(short_steps=steps, **alone)
@@ -293,8 +293,8 @@ def test_the_papers_settings_are_those_of_its_appendix():
         assert method.objective == Objective(push_forward=PushForward(eta, Wasserstein(KL())))
         assert method.optimiser.rate(0.0) == method.optimiser.rate(1.0) == 1e-3
         assert method.optimiser.alternating
-    assert topic_method("transport", documents=120).optimiser == EM(steps=300)
-    assert topic_method("transport", documents=120, background=0.8).evaluation.background == 0.8
+    assert topic_method("pairs", documents=120).optimiser == EM(steps=300)
+    assert topic_method("pairs", documents=120, background=0.8).evaluation.background == 0.8
 
 
 def told(kind, ratio):
@@ -307,11 +307,11 @@ def test_the_method_follows_from_how_often_words_are_repeated():
     counts = bars(4, 30, 20, seed=0).counts
     usual, texts, unknown = (told(data(counts), ratio) for ratio in (1.0, 3.0, None))
     assert (usual.repeats.as_modelled, texts.repeats.as_modelled) == (True, False)
-    assert [one.named("auto").name for one in (usual, texts, unknown)] == ["likelihood", "transport", "likelihood"]
+    assert [one.named("auto").name for one in (usual, texts, unknown)] == ["likelihood", "pairs", "likelihood"]
     assert told(data(counts, topics=1), 3.0).named("auto").name == "likelihood"  # one topic is how often words occur
-    assert [one.named("transport").evaluation.background for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
+    assert [one.named("pairs").evaluation.background for one in (usual, texts, unknown)] == [0.0, 0.8, 0.0]
     assert texts.named("likelihood").evaluation.background == 0.0
-    assert texts.named("auto") == topic_method("transport", documents=30, background=0.8)
+    assert texts.named("auto") == topic_method("pairs", documents=30, background=0.8)
     assert texts.named("likelihood") == topic_method("likelihood", documents=30)
     swept, drawn = (SimpleNamespace(problem=SimpleNamespace(drawn_prior=prior)) for prior in (None, 0.25))
     assert texts.notes(swept) == ["documents repeat words 3.00 times as often as topics alone would (± 0.01)"]
@@ -331,12 +331,12 @@ def test_too_few_documents_and_other_words_are_refused():
         DocumentData.of(model, Documents(counts[:, :2]))
     single = data(sparse.csr_array(np.eye(3)), topics=2)
     assert single.repeats is None
-    method = topic_method("transport", documents=3)
+    method = topic_method("pairs", documents=3)
     with pytest.raises(DataError, match="documents of at least two words; found none"):
         single.problem(single.lay_out(method, 0), method, 0)
 
 
-@pytest.mark.parametrize("name", ["likelihood", "transport"])
+@pytest.mark.parametrize("name", ["likelihood", "pairs"])
 def test_starts_have_as_many_words_as_there_are_to_explain(name):
     kind = told(data(bars(4, 60, 30, seed=0).counts, 4), 3.0)
     method = kind.named(name)

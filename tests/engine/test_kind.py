@@ -153,11 +153,11 @@ def topic_model(topics, words):
     return otp.Model(graph, {"shares": m.Dirichlet(topics), "words": m.Multinomial(words)})
 
 
-@pytest.mark.parametrize("name", ["likelihood", "transport", "paper"])
+@pytest.mark.parametrize("name", ["likelihood", "pairs", "paper"])
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_documents_through_fit_give_what_the_estimator_gives(name):
     counts = bars(6, 200, 40, seed=1).counts
-    steps = {"likelihood": 30, "transport": 40, "paper": 1}[name]
+    steps = {"likelihood": 30, "pairs": 40, "paper": 1}[name]
     estimator = LatentDirichletAllocation(6, method=name, max_iter=steps, n_init=2, random_state=4).fit(counts)
     model = topic_model(6, counts.shape[1])
     if name == "paper":  # whose passes over all documents are steps of fifty each, of encoder and topics in turn

@@ -13,7 +13,7 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema, encode
 from otpdag.engine import RobustOptions, SearchSchedule, search
 from otpdag.engine import robust as robust_module
-from otpdag.engine.robust import CappedProblem, clean_guesses, standard_columns, tail_weights
+from otpdag.engine.robust import CappedProblem, beaten_by, clean_guesses, standard_columns, tail_weights
 from otpdag.problem import Units
 
 # -- rows that lie apart, against what was put there ------------------------------------------------------------------
@@ -187,13 +187,54 @@ def test_starts_are_compared_by_losses_cut_at_the_models_tail():
     np.testing.assert_allclose(found, np.minimum(losses, cap).mean(1), rtol=1e-6)
 
 
+def test_who_keeps_more_rows_pays_nothing_for_them():
+    """With or without a third component, the others are explained alike; two of them merged are not."""
+    rng = np.random.default_rng(4)
+    rows = torch.from_numpy(np.concatenate([rng.normal(0, 1, 600), rng.normal(8, 1, 600), rng.normal(30, 0.1, 200)]))
+
+    def loss(weights, locs, scales):
+        each = torch.distributions.Normal(torch.tensor(locs), torch.tensor(scales)).log_prob(rows.unsqueeze(-1))
+        return -(torch.tensor(weights).log() + each).logsumexp(-1)
+
+    whole, others = (
+        loss([3 / 7, 3 / 7, 1 / 7], [0.0, 8.0, 30.0], [1.0, 1.0, 0.1]),
+        loss([0.5, 0.5], [0.0, 8.0], [1.0, 1.0]),
+    )
+    merged = loss([6 / 7, 1 / 7], [4.0, 30.0], [4.1, 0.1])
+    near = torch.stack(
+        [torch.arange(1400).repeat(3), torch.arange(1200).repeat(4)[:4200], torch.arange(1400).repeat(3)]
+    )
+    few = (torch.arange(1400) < 1200).double()
+    weights = torch.stack([torch.ones(1400).double(), few, torch.ones(1400).double()])
+    found = beaten_by(torch.stack([whole, others, merged]), weights, near, 6)
+    assert found[0] < 0.01
+    assert found[1] < 0.01
+    assert found[2] > 200
+
+
+def test_a_cluster_along_a_factor_is_left_out():
+    """Its rows are likely one by one, under the factor's tail; there are only too many of them."""
+    rng = np.random.default_rng(12)
+    loadings = np.array([0.6, 0.9, 0.9, 1.3])
+    values = rng.normal(size=(1000, 1)) * loadings + np.array([0.7, 0.75, 0.45, 0.9]) * rng.normal(size=(1000, 4))
+    values[:100] = 2.4 * loadings + 0.1 * rng.normal(size=(100, 4))
+    names = ["a", "b", "c", "d"]
+    graph = otp.Graph([("f", name) for name in names], hidden=["f"])
+    model = otp.Model(graph, {"f": m.Normal(loc=0.0, scale=1.0)} | {name: m.Normal() for name in names})
+    result = otp.fit(model, pd.DataFrame(values, columns=names), robust="outliers", seed=1)
+    assert (np.asarray(result.row_weights)[:100] == 0).mean() > 0.9
+    assert np.asarray(result.row_weights)[100:].mean() > 0.95
+    found = np.abs([float(np.squeeze(model.params()[name]["weight"])) for name in names])
+    np.testing.assert_allclose(found, loadings, atol=0.12)
+
+
 def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
     """Short runs that trim and cap in turn, rounds of fit and weights, and a last run that moves no more."""
     seen = {}
 
-    def recorded(problem, points, course, searcher):
+    def recorded(problem, points, course, searcher, owners=None):
         seen.update(problem=problem, points=points, course=course)
-        return search(problem, points, course, searcher)
+        return search(problem, points, course, searcher, owners)
 
     monkeypatch.setattr(robust_module, "search", recorded)
     table = pd.DataFrame({"x": np.random.default_rng(3).normal(size=90)})

@@ -31,7 +31,7 @@ def fitted(documents):
 
 @pytest.fixture(scope="module")
 def paired(documents):
-    return LatentDirichletAllocation(10, method="transport", random_state=1).fit(documents.counts)
+    return LatentDirichletAllocation(10, method="pairs", random_state=1).fit(documents.counts)
 
 
 def test_bars_are_recovered_from_a_single_fit(documents, fitted):
@@ -131,7 +131,7 @@ def test_partial_fit_learns_from_a_stream():
     assert lda.alpha_.mean() == pytest.approx(0.1, rel=0.25)
 
 
-def test_transport_matches_the_pairs_of_words(documents, paired):
+def test_the_pairs_of_words_are_matched(documents, paired):
     # the objective is the cross-entropy of pairs, least where the model's pairs are the data's
     counts = documents.counts.toarray().astype(float)
     pairs = counts.T @ counts - np.diag(counts.sum(0))
@@ -143,19 +143,25 @@ def test_transport_matches_the_pairs_of_words(documents, paired):
     assert np.abs(again - pairs).sum() < 0.15
 
 
-def test_transport_takes_in_more_documents(documents):
-    whole = LatentDirichletAllocation(10, method="transport", random_state=0).fit(documents.counts)
-    parts = LatentDirichletAllocation(10, method="transport", random_state=0).fit(documents.counts[:300])
+def test_what_was_called_transport_is_called_pairs(documents, paired):
+    with pytest.warns(DeprecationWarning, match="called 'pairs' now"):
+        old = LatentDirichletAllocation(10, method="transport", random_state=1).fit(documents.counts)
+    np.testing.assert_array_equal(old.components_, paired.components_)
+
+
+def test_pairs_take_in_more_documents(documents):
+    whole = LatentDirichletAllocation(10, method="pairs", random_state=0).fit(documents.counts)
+    parts = LatentDirichletAllocation(10, method="pairs", random_state=0).fit(documents.counts[:300])
     parts.partial_fit(documents.counts[300:])
     assert parts.word_probability_ == pytest.approx(whole.word_probability_)
     assert parts._problem.pairs.total == whole._problem.pairs.total
 
 
-def test_transport_separates_texts_that_share_a_common_word():
+def test_pairs_separate_texts_that_share_a_common_word():
     drawn = np.random.default_rng(0)
     themes = [["cat", "dog", "bird", "fish"], ["bond", "stock", "bank", "fund"], ["goal", "team", "match", "coach"]]
     texts = [[*drawn.choice(theme, 4), "say", "say"] for theme in themes for _ in range(60)]
-    lda = LatentDirichletAllocation(3, method="transport", random_state=0).fit(texts)
+    lda = LatentDirichletAllocation(3, method="pairs", random_state=0).fit(texts)
     assert {frozenset(words) for words in lda.top_words(4)} == {frozenset(theme) for theme in themes}
 
 
@@ -170,14 +176,14 @@ def test_the_default_reads_how_often_words_repeat(fitted):
         counts[row, drawn.choice(themes[row % 3], 4, replace=False)] = 1
         counts[row, 30 + drawn.choice(6, 4, replace=False)] = 1
     lda = LatentDirichletAllocation(3, random_state=0).fit(counts)
-    assert lda.result_.method.name == "transport"
+    assert lda.result_.method.name == "pairs"
     assert lda.background_share_ == pytest.approx(0.8)
     assert lda.background_.sum() == pytest.approx(1)
     assert lda.background_[30:].sum() > 0.5
     assert {frozenset(row) for row in np.argsort(-lda.components_, axis=1)[:, :10]} == {frozenset(t) for t in themes}
     whole = (1 - lda.background_share_) * lda.components_ + lda.background_share_ * lda.background_
     np.testing.assert_allclose(lda.model_.params()["words"]["topics"], whole, atol=1e-6)
-    named = LatentDirichletAllocation(3, method="transport", random_state=0).fit(counts)
+    named = LatentDirichletAllocation(3, method="pairs", random_state=0).fit(counts)
     np.testing.assert_array_equal(named.components_, lda.components_)
     before = lda.components_
     lda.partial_fit(counts[:150])
@@ -314,16 +320,19 @@ def test_missing_counts_are_refused():
 
 def test_documents_of_one_word_have_no_pairs():
     with pytest.raises(DataError, match="at least two words"):
-        LatentDirichletAllocation(2, method="transport").fit(np.eye(4))
+        LatentDirichletAllocation(2, method="pairs").fit(np.eye(4))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"n_components": 0}, "n_components must be a whole number of at least 1; got 0"),
-        ({"method": "em"}, "method must be one of 'auto', 'likelihood', 'transport', 'paper', 'entropic'; got 'em'"),
+        (
+            {"method": "em"},
+            "method must be one of 'auto', 'likelihood', 'pairs', 'paper', 'entropic', 'transport'; got 'em'",
+        ),
         ({"topics": "free"}, "topics must be one of 'fixed', 'dirichlet'; got 'free'"),
-        ({"method": "transport", "topics": "dirichlet"}, "topics='dirichlet' needs"),
+        ({"method": "pairs", "topics": "dirichlet"}, "topics='dirichlet' needs"),
         ({"alpha": -1.0}, "alpha must be a positive number"),
         ({"alpha": [0.1, 0.2]}, "one for each of 10 topics"),
         ({"max_iter": 0}, "max_iter must be a whole number of at least 1"),

@@ -184,6 +184,8 @@ class DataKind(ABC):
 def named_method(name: str) -> Method:
     """A method by its name."""
     named: dict[str, Callable[[], Method]] = {"paper": paper, "transport": transport, "likelihood": likelihood}
+    if name not in named:
+        raise ModelError(f"method={name!r} is of documents; these data have {', '.join(map(repr, named))}")
     return named[name]()
 
 

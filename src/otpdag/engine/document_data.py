@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -107,14 +108,18 @@ class DocumentData(DataKind):
         return topics < 2 or self.repeats is None or self.repeats.as_modelled
 
     def named(self, name: str, *, prior: float | None = None, batch: int = 2048, steps: int | None = None) -> Method:
-        """``"auto"`` is entropic where documents repeat words as the model does, else transport.
+        """``"auto"`` is entropic where documents repeat words as the model does, else pairs of words.
 
-        A prior on the topics needs whole documents. Transport has words that no topic explains where the model does not
+        A prior on the topics needs whole documents. Of pairs, no topic explains some words where the model does not
         hold.
         """
+        if name == "transport":
+            text = "method='transport' of topics compares pairs of words and moves none: it is called 'pairs' now"
+            warnings.warn(text, DeprecationWarning, stacklevel=4)
+            name = "pairs"
         if name == "auto":
-            name = "likelihood" if prior is not None or self.holds else "transport"
-        background = BACKGROUND if name == "transport" and not self.holds else 0.0
+            name = "likelihood" if prior is not None or self.holds else "pairs"
+        background = BACKGROUND if name == "pairs" and not self.holds else 0.0
         return topic_method(name, documents=self.rows, prior=prior, batch=batch, steps=steps, background=background)
 
     def notes(self, ended: SearchResult) -> list[str]:
@@ -171,7 +176,7 @@ class DocumentData(DataKind):
             return TopicProblem(structure, self.counts, shapes, evaluation, seed)
         pairs = WordPairs.of(self.counts)
         if pairs.total <= 0:
-            raise DataError("method='transport' needs documents of at least two words; found none")
+            raise DataError("method='pairs' needs documents of at least two words; found none")
         return PairProblem(structure, self.counts, shapes, evaluation, seed, pairs)
 
     def starts(
@@ -224,20 +229,20 @@ def topic_method(
     """The methods that topics are fitted by.
 
     Args:
-        name: ``"likelihood"``, ``"transport"`` or ``"paper"``.
+        name: ``"likelihood"``, ``"pairs"`` or ``"paper"``.
         documents: How many there are; the paper counts epochs.
         prior: Concentration of a Dirichlet prior on the topics' words; None makes the topics plain parameters.
         batch: Documents that are taken at a time.
         steps: Most sweeps, updates or, of the paper's way, epochs.
-        background: Share of words that no topic explains, of transport.
+        background: Share of words that no topic explains, of pairs.
     """
     if name == "likelihood":
         growth = 1.1 if prior is None else 1.0
         sweeps = TopicSweeps(prior=prior, batch=batch)
         return Method("likelihood", sweeps.objective, sweeps, EM(steps=steps or 100, growth=growth))
-    if name == "transport":
+    if name == "pairs":
         sweeps = TopicSweeps(pairs=True, prior=prior, batch=batch, background=background)
-        return Method("transport", sweeps.objective, sweeps, EM(steps=steps or 300))
+        return Method("pairs", sweeps.objective, sweeps, EM(steps=steps or 300))
     # as the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution
     eta, temperature, epochs = (1e-4, 1.0, 300) if prior is None else (1e-1, 2.0, 1000)
     settings = PaperTopics(drawn=prior is not None, temperature=temperature, batch_size=50)

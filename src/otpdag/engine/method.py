@@ -100,7 +100,7 @@ def current_name(method: object) -> str:
     if method == "entropic":
         warnings.warn("method='entropic' is called 'likelihood' now", DeprecationWarning, stacklevel=4)
         return "likelihood"
-    if not isinstance(method, str) or method not in ("auto", "likelihood", "transport", "paper"):
+    if not isinstance(method, str) or method not in ("auto", "likelihood", "transport", "pairs", "paper"):
         raise ModelError(f"method must be 'auto', 'likelihood', 'transport', 'paper' or a Method; got {method!r}")
     return method
 

@@ -552,20 +552,28 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 def _direction(state: LBFGSState) -> Tensor:
     """The two-loop recursion, row by row."""
-    q, scale, alphas = state.gradient.clone(), torch.ones_like(state.loss), []
+    q, alphas = state.gradient.clone(), []
     pairs = list(zip(state.moves, state.changes, state.rho, strict=True))
     for s, y, rho in reversed(pairs):
         alpha = rho * _dot(s, q)
         q = q - alpha.unsqueeze(-1) * y
         alphas.append(alpha)
-    for _, y, rho in pairs:  # the latest pair with curvature wins: gamma = s.y / y.y
-        scale = torch.where(rho > 0, 1.0 / (rho.clamp(min=1e-300) * _dot(y, y).clamp(min=1e-300)), scale)
-    q = q * scale.unsqueeze(-1)
+    q = q * _initial_scale(state).unsqueeze(-1)
     for (s, y, rho), alpha in zip(pairs, reversed(alphas), strict=True):
         beta = rho * _dot(y, q)
         q = q + (alpha - beta).unsqueeze(-1) * s
     uphill = _dot(q, state.gradient) <= 0
     return -torch.where(uphill.unsqueeze(-1), state.gradient, q)
+
+
+def _initial_scale(state: LBFGSState) -> Tensor:
+    """Of the inverse curvature (R,): s.y / y.y of the latest pair that has some; one where none has."""
+    if not len(state.rho):
+        return torch.ones_like(state.loss)
+    curved = state.rho > 0
+    gamma = torch.where(curved, 1.0 / (state.rho * _dot(state.changes, state.changes)).clamp(min=1e-300), 1.0)
+    latest = (curved * torch.arange(len(curved), device=curved.device).unsqueeze(-1)).argmax(0, keepdim=True)
+    return gamma.gather(0, latest)[0]
 
 
 def _line_search(

@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.clustering import k_means, squared_distances
-from otpdag.data import Batch
+from otpdag.data import Batch, random_part
 from otpdag.divergences import SlicedWasserstein
 from otpdag.engine.data_kind import DataKind, Layout, TableData
 from otpdag.engine.method import likelihood
 from otpdag.engine.monitor import Monitor
+from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
 from otpdag.errors import ModelError, check_number
 from otpdag.matching.transport_cost import Columns
@@ -109,6 +110,8 @@ class CappedProblem(WrappedProblem):
     """How often only the likeliest units are kept, before weights are capped: a start must not follow outliers."""
     untrimmed: Tensor | None = None
     """Starts that are never trimmed (R,): those that look at all rows."""
+    guessed: Tensor | None = None
+    """Units (R, N) that a start was made of, with which it begins."""
     explained: Tensor | None = None
     """Units (R, N) that take part at all."""
 
@@ -121,42 +124,56 @@ class CappedProblem(WrappedProblem):
         return (self.weighted or self.base).loss(point)
 
     def judged(self, points: Tensor) -> Tensor:
-        """What explaining the units costs (R,), where leaving out some of them is allowed for."""
-        if self.judge is not None:
-            return self.judge(points)
+        """How much worse each explains (R,) what others explain as well, and the share that it leaves out."""
+        if self.judge is not None and len(points) > 1:
+            assert self.weights is not None, "laid out before it was run"
+            losses, near = self.base.unit_losses(points), self.judge.nearest(points, self.options.sample)
+            return self.judge.left_out(points) + beaten_by(losses, self.weights, near, points.shape[-1])
         caps = [losses.quantile(1 - self.options.cap) for losses in self._model_losses(self.base, points)]
         return torch.minimum(self.base.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
         """Some of the units, hard trimming first, with rougher distributions of the loss."""
         options = replace(self.options, sample=self.options.sample // 3)
-        return replace(self, base=self.base.subset(rows), options=options, trimmings=options.concentration)
+        own = replace(self, options=options, trimmings=options.concentration)
+        part = None if self.judge is None else random_part(self.rows, rows, self.seed)
+        if self.judge is None or part is None:
+            return replace(own, base=self.base.subset(rows))
+        guessed = None if self.guessed is None else self.guessed[:, part]
+        return replace(own, base=self.base.subset(part), judge=self.judge.subset(part), guessed=guessed)
 
     def laid_out_for(self, points: Tensor) -> Self:
         """Points of unknown numbers where they are needed, and weights at these points, unless they are known."""
         base = self.base.laid_out_for(points)
         if self.weights is None or len(self.weights) != len(points):
-            explained = None if self.judge is None or self.trimmings else self.judge.explained(points)
+            explained = self.guessed if self.trimmings else self._explained_at(points)
             return replace(self, base=base, explained=explained)._with_weights(points)
         return self if base is self.base else replace(self, base=base, weighted=base.reweighted(self.weights))
 
     def refine(self, point: Tensor) -> Refinement | None:
         """Weights anew, until they hardly change."""
-        after = replace(self, trimmings=max(0, self.trimmings - 1))._with_weights(point)
         was_trimmed = self.trimmings > 0
+        first = was_trimmed and self.trimmings == self.options.concentration  # where a guess of clean rows led to
+        explained = self._explained_at(point) if first else self.explained
+        after = replace(self, trimmings=max(0, self.trimmings - 1), explained=explained)._with_weights(point)
         if not was_trimmed and self.weights is not None and after.weights is not None:
             change = (after.weights - self.weights).abs().mean(-1)
             if bool((change < self.options.same_weights).all()):
                 return None
         return Refinement(after, point, "leave out outliers")
 
+    def _explained_at(self, points: Tensor) -> Tensor | None:
+        return None if self.judge is None else self.judge.explained(points)
+
     def _with_weights(self, points: Tensor) -> Self:
+        explained = torch.ones(len(points), self.rows, dtype=torch.bool) if self.explained is None else self.explained
+        weights = explained.to(points)
         if self.trimmings:
-            weights = self._trimmed(points)
+            weights = weights * self._trimmed(points)
         else:
-            pairs = zip(self.base.unit_losses(points), self._model_losses(self.base, points), strict=True)
-            weights = torch.stack([tail_weights(losses, model, self.options) for losses, model in pairs])
-            weights = weights if self.explained is None else weights * self.explained
+            of_rows, of_model = self.base.unit_losses(points), self._model_losses(self.base, points)
+            for weight, kept, losses, model in zip(weights, explained, of_rows, of_model, strict=True):
+                weight[kept] = tail_weights(losses[kept], model, self.options)
         return replace(self, weights=weights, weighted=self.base.reweighted(weights))
 
     def _model_losses(self, units: Units, points: Tensor) -> list[Tensor]:
@@ -184,14 +201,15 @@ def robust_search(
 ) -> tuple[SearchResult, Tensor]:
     """Search with outliers left out; also the final weight of each unit (N,)."""
     seed, units, judge = searcher.seed, units_of(problem), None
+    guessed: Tensor | None = None
     if isinstance(kind, TableData):
         units = units.in_units()
-        points = _starts(kind, layout, units, options, seed, restarts)
+        points, guessed = _starts(kind, layout, units, searcher, options, restarts)
         judge = TransportJudge.of(kind, layout, options, seed)
     else:
         points = kind.starts(layout, problem, seed, range(restarts))
     untrimmed = torch.arange(len(points)) == 0
-    capped = CappedProblem(units, judge, options, seed, untrimmed=untrimmed)
+    capped = CappedProblem(units, judge, options, seed, untrimmed=untrimmed, guessed=guessed)
     short = min(course.short_rows, units.rows)
     staged = replace(
         course,
@@ -241,13 +259,61 @@ class TransportJudge:
         whole = transport_rows(layout.structure, kind.batch.widened(), layout.shapes, direct, seed)
         return cls(whole.subset(JUDGED_ROWS), whole)
 
-    def __call__(self, points: Tensor) -> Tensor:
+    def subset(self, rows: Tensor) -> TransportJudge:
+        """Of some of the rows."""
+        whole = self.whole.subset(rows)
+        return TransportJudge(whole, whole)
+
+    def left_out(self, points: Tensor) -> Tensor:
         """The share of the rows (R,) that the model must leave out."""
         return _placed(self.part, points).left_out(points)
 
+    def nearest(self, points: Tensor, size: int) -> Tensor:
+        """Of so many rows that the model itself makes, the rows of the data (R, size) that lie nearest to them."""
+        from scipy.spatial import cKDTree  # slow to import
+
+        whole = self.whole
+        tree = cKDTree(_side_by_side(whole.columns, whole.batch))
+        made = (whole.drawn(point, size, whole.seed) for point in points.split(1))
+        return torch.stack([torch.as_tensor(tree.query(_side_by_side(whole.columns, one))[1]) for one in made])
+
     def explained(self, points: Tensor) -> Tensor:
         """Which rows (R, N) the model explains."""
-        return _placed(self.whole, points).explained(points, self(points))
+        left_out = _placed(self.part, points).left_out(points, least=False)
+        return _placed(self.whole, points).explained(points, left_out)
+
+
+def _side_by_side(columns: Columns, batch: Batch) -> Array:
+    """Rows (N, d) in units of the columns, missing cells in the middle."""
+    masks = [batch.mask[node][0].expand(-1, place.stop - place.start) for node, place in columns.places.items()]
+    return torch.where(torch.cat(masks, -1), columns.of_values(batch.values)[0], 0.0).double().numpy()
+
+
+def beaten_by(losses: Tensor, weights: Tensor, near: Tensor, parameters: int) -> Tensor:
+    r"""By how many nats (R,) the best of the others explains the rows better that both keep, beyond what chance does.
+
+    .. math:: D_{ab} = \sum_i c_i \log \frac{p_a(x_i) / P_a(c)}{p_b(x_i) / P_b(c)}, \qquad c_i = \min(w_{ai}, w_{bi}),
+
+    where P(c) is the model's own probability of rows that both keep: who keeps more has spread its probability over
+    these, too. So the true parameters lose no comparison by more than chance, a nat for each parameter and what the
+    samples that tell P(c) leave open.
+
+    Args:
+        losses: Of all rows (R, N), :math:`-\log p`.
+        weights: How much of each counts (R, N).
+        near: Of each model's own rows (R, S) the row of the data that lies nearest.
+        parameters: Of the model.
+    """
+    worst, rows = losses.new_zeros(len(losses)), losses.shape[-1]
+    own = torch.stack([torch.bincount(one, minlength=rows) for one in near]) / near.shape[-1]
+    for loss, weight, mine in zip(losses, weights, own, strict=True):
+        both = torch.minimum(weights, weight)
+        mass, here, there = both.sum(-1), (both * mine).sum(-1), (both * own).sum(-1)
+        here, there = here.clamp(min=1 / rows), there.clamp(min=1 / rows)
+        better = (both * (losses - loss)).sum(-1) + mass * (there / here).log()
+        chance = parameters + 2 * mass * (((1 - here) / here + (1 - there) / there) / near.shape[-1]).sqrt()
+        worst = torch.maximum(worst, better / rows + (better - chance).clamp(min=0))
+    return worst
 
 
 def _placed(problem: TransportRows, points: Tensor) -> TransportRows:
@@ -294,21 +360,33 @@ def standard_columns(structure: Structure, batch: Batch) -> Array:
     columns = Columns.of(structure, batch)
     for node in (n for n in spaces if spaces[n].is_discrete):
         columns.spread[columns.places[node]] = 1.0
-    masks = [batch.mask[node][0].expand(-1, place.stop - place.start) for node, place in columns.places.items()]
-    return torch.where(torch.cat(masks, -1), columns.of_values(batch.values)[0], 0.0).double().numpy()
+    return _side_by_side(columns, batch)
 
 
-def _starts(kind: TableData, layout: Layout, problem: Problem, options: RobustOptions, seed: int, least: int) -> Tensor:
-    """Starts from guesses of the clean rows, and from halves of them."""
-    generator = np.random.default_rng([seed, 7])
+def _starts(
+    kind: TableData,
+    layout: Layout,
+    problem: Units,
+    searcher: Searcher,
+    options: RobustOptions,
+    restarts: int,
+    rows: int = 600,
+    steps: int = 30,
+) -> tuple[Tensor, Tensor]:
+    """Where maximum likelihood leads to (G, P) on guesses of the clean rows (G, N): the best of several starts each."""
+    generator, seed = np.random.default_rng([searcher.seed, 7]), searcher.seed
     guesses = clean_guesses(standard_columns(layout.structure, kind.batch), generator, options.most_dropped)
-    points = []
-    for number in range(max(least, len(guesses))):
-        rows = guesses[number % len(guesses)]
-        if number >= len(guesses):
-            rows = generator.choice(rows, size=max(len(rows) // 2, 2), replace=False)
-        points.append(kind.starts(layout, problem, seed, [number], torch.as_tensor(np.sort(rows))))
-    return torch.cat(points)
+    guessed = torch.zeros(len(guesses), kind.batch.rows, dtype=torch.bool)
+    for mask, clean in zip(guessed, guesses, strict=True):
+        mask[torch.as_tensor(clean)] = True
+    owners = [number % len(guesses) for number in range(len(guesses) * max(1, restarts // 4))]
+    begun = [kind.starts(layout, problem, seed, [n], guessed[g].nonzero()[:, 0]) for n, g in enumerate(owners)]
+    part = random_part(problem.rows, rows, seed)
+    few, seen = (problem, guessed) if part is None else (problem.subset(part), guessed[:, part])
+    weighted = few.reweighted(seen[owners].to(begun[0]))
+    quiet = Searcher(Deterministic(steps=steps), seed, Monitor(show=False, stopping=searcher.monitor.stopping))
+    ended = search(weighted, torch.cat(begun), SearchSchedule(moves=0), quiet, owners)
+    return ended.point, guessed
 
 
 # -- weights ----------------------------------------------------------------------------------------------------------

@@ -48,15 +48,15 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     ``model_`` is that model.
 
     **Methods.** ``"likelihood"`` is entropic transport, eps = 1, with the backward map in closed form: maximum
-    likelihood up to the map's approximation, the method of choice where the model holds. ``"transport"`` compares data
+    likelihood up to the map's approximation, the method of choice where the model holds. ``"pairs"`` compares data
     and model directly, by the distribution of two words of one document: topics of words that occur together, the
     choice for texts, long and short; concentrations are then estimated at these topics. It needs one pass over the
     documents. ``"auto"`` (default) asks whether documents repeat words as often as the model does, which draws them
-    independently: entropic if so, transport if not, as in texts; ``result_.method`` and ``result_.notes`` tell.
+    independently: entropic if so, pairs if not, as in texts; ``result_.method`` and ``result_.notes`` tell.
     ``"paper"`` is the published practice (an encoder of documents, relaxed topics and words, Wasserstein penalty), for
     comparison: it finds the bars, at a distance that its relaxation leaves.
 
-    **Background.** Where documents do not repeat words as the model does, transport lets four of five words come from
+    **Background.** Where documents do not repeat words as the model does, ``"pairs"`` lets four of five words come from
     one distribution that all documents share, ``background_``. A document about topic k alone then has words
     :math:`(1 - \lambda) \gamma_k + \lambda b`, which is what ``model_`` holds: the same LDA. ``components_`` are the
     topics' own words, :math:`\gamma`.
@@ -68,11 +68,11 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     Args:
         n_components: Number of topics.
-        method: ``"auto"``, ``"likelihood"``, ``"transport"`` or ``"paper"``.
+        method: ``"auto"``, ``"likelihood"``, ``"pairs"`` or ``"paper"``.
         topics: ``"fixed"``, topics are parameters; ``"dirichlet"``, each topic has a Dirichlet distribution with
-            log-concentrations ``beta_``, which are learned. Not with ``"transport"``.
+            log-concentrations ``beta_``, which are learned. Not with ``"pairs"``.
         alpha: Known concentrations, one for all topics or one for each; left out, they are learned.
-        n_init: Starts of which the best after short runs goes on; by default 6 for entropic fits, 4 for transport, both
+        n_init: Starts of which the best after short runs goes on; by default 6 for entropic fits, 4 for pairs, both
             data-driven, and 12 random ones for the paper's way.
         max_iter: Most sweeps over the documents, updates or, of the paper's way, epochs; by default 100 for entropic
             fits, 1,000 for the paper's with Dirichlet topics, else 300.
@@ -102,7 +102,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     n_components: int = 10
     _: KW_ONLY
-    method: Literal["auto", "likelihood", "transport", "paper"] = "auto"
+    method: Literal["auto", "likelihood", "pairs", "paper"] = "auto"
     topics: Literal["fixed", "dirichlet"] = "fixed"
     alpha: ArrayLike | None = None
     n_init: int | None = None
@@ -176,7 +176,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return self.fit(X)
         self._check()
         if self.method == "paper":
-            raise ModelError("method='paper' has no partial_fit; use 'likelihood' or 'transport'")
+            raise ModelError("method='paper' has no partial_fit; use 'likelihood' or 'pairs'")
         counts = self._read(X, first=False)
         counts = counts[np.flatnonzero(np.diff(counts.indptr))]
         if not counts.shape[0]:
@@ -218,9 +218,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _check(self) -> None:
         self._check_counts("n_components", "batch_size", "n_init", "max_iter")
-        check_choice("method", self.method, ("auto", "likelihood", "transport", "paper", "entropic"))
+        check_choice("method", self.method, ("auto", "likelihood", "pairs", "paper", "entropic", "transport"))
         check_choice("topics", self.topics, ("fixed", "dirichlet"))
-        if self.topics == "dirichlet" and self.method == "transport":
+        if self.topics == "dirichlet" and self.method in ("pairs", "transport"):
             raise ModelError("topics='dirichlet' needs 'likelihood' or 'paper': pairs of words only show the mean")
 
     def _given_alpha(self) -> Array | None:

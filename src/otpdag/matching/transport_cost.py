@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -132,7 +133,7 @@ def chosen_divergence(direct: Direct, columns: Columns, points: ModelPoints, row
     chosen = direct.divergence
     if chosen is None:
         is_list = rows <= SHORT_LIST and points.is_list
-        chosen = Sinkhorn(EPSILON) if is_list or direct.costs else direct.sliced
+        chosen = Sinkhorn(EPSILON) if is_list or direct.costs else direct.sliced(len(columns.places))
     if not direct.costs:
         return chosen
     unknown = [node for node in direct.costs if node not in columns.places]
@@ -224,10 +225,9 @@ class Matching:
         assert best is not None, "at least one round"
         return best
 
-    def costs(self, left_out: Tensor) -> Tensor:
-        """Costs (G,) with at most such shares (G,) left out, rising."""
-        each = [self.leaving(float(share), rounds=12).cost for share in left_out]
-        return torch.stack(each).cummin(0).values
+    def cost(self, left_out: float) -> float:
+        """What remains of the cost with at most such a share left out."""
+        return float(self.leaving(left_out, rounds=12).cost.nan_to_num(torch.inf))
 
 
 @dataclass(frozen=True)
@@ -244,18 +244,24 @@ class Partial:
         return self.share * self.cost
 
 
-def least_left_out(left_out: Tensor, costs: Tensor, enough: float) -> Tensor:
-    """The share (...) at which falling costs (..., G) at rising shares (G,) come down to ``enough``.
+def least_left_out(cost: Callable[[float], float], shares: Sequence[float], enough: float) -> float:
+    """The share at which a cost that falls with it comes down to ``enough``, between rising ones that are tried.
 
-    Where they never do, the largest share and what is missing; where they always are, minus what is to spare.
+    Where it never does, the largest share and what is missing; where it always is, minus what is to spare.
 
-    >>> shares = torch.tensor([0.0, 0.1, 0.2])
-    >>> least_left_out(shares, torch.tensor([[3.0, 1.0, 1.0], [1.5, 1.0, 1.0], [9.0, 9.0, 3.0]]), 2.0)
-    tensor([ 0.0500, -0.5000,  1.2000])
+    >>> shares = [0.0, 0.1, 0.2]
+    >>> [
+    ...     round(least_left_out(dict(zip(shares, costs)).get, shares, 2.0), 3)
+    ...     for costs in ([3, 1, 1], [1.5, 1, 1], [9, 9, 3])
+    ... ]
+    [0.05, -0.5, 1.2]
     """
-    at = (costs > enough).sum(-1, keepdim=True).clamp(1, len(left_out) - 1)
-    before, after = costs.gather(-1, at - 1), costs.gather(-1, at)
-    within = left_out[at - 1] + (left_out[at] - left_out[at - 1]) * (before - enough) / (before - after)
-    spare, missing = costs[..., 0] - enough, costs[..., -1] - enough
-    found = torch.where(missing > 0, left_out[-1] + missing, within[..., 0])
-    return torch.where(spare <= 0, spare, found)
+    before = cost(shares[0])
+    if before <= enough:
+        return before - enough
+    for last, share in pairwise(shares):
+        after = cost(share)
+        if after <= enough:
+            return last + (share - last) * (before - enough) / (before - after)
+        before = min(before, after)
+    return shares[-1] + before - enough

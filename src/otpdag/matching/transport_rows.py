@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import ClassVar, Self
 
 import numpy as np
@@ -42,6 +42,9 @@ SETTLED = 0.2
 
 BY_CHANCE = 1.5
 """Times the lowest cost that any estimate has, whatever it leaves out, up to which chance may explain a cost."""
+
+NO_GAIN = 1.1
+"""Times the lowest cost at which hardly anything is gained by leaving out more."""
 
 FITTED = 0.5
 """Cost of rows to which a model was fitted, as a share of that of rows that it makes: what may be expected at least."""
@@ -117,14 +120,12 @@ class TransportRows(TableRows):
 
         The gradient through a simulator knows nothing of rows that would jump, from one branch or count to another.
         """
-        wrong = []
-        for place in places.split(1):
-            leaf = place.detach().clone().requires_grad_(True)
-            cost = self._cost(leaf).sum()
-            through = torch.autograd.grad(cost, leaf)[0] if cost.requires_grad else torch.zeros_like(leaf)
-            slope = self._cost_and_slope(place, True)[1]
-            wrong.append(float((through - slope).norm() / slope.norm().clamp(min=1e-12)))
-        return float(np.median(wrong)) > misled
+        leaf = places.detach().clone().requires_grad_(True)
+        cost = self._cost(leaf).sum()
+        through = torch.autograd.grad(cost, leaf)[0] if cost.requires_grad else torch.zeros_like(leaf)
+        slope = self._cost_and_slope(places, True)[1]
+        wrong = (through - slope).norm(dim=-1) / slope.norm(dim=-1).clamp(min=1e-12)
+        return float(wrong.quantile(0.5)) > misled
 
     def model_side(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Points of the model (R or 1, M, d) in units of the columns, and their weights (R or 1, M)."""
@@ -221,23 +222,30 @@ class TransportRows(TableRows):
         """Partial transport at these replicas: the rows that the model explains, and what that costs."""
         left_out = points.new_full((len(points),), 0.0 if self.direct.unmatched == "auto" else self.direct.unmatched)
         if self.direct.unmatched == "auto":
-            left_out = self.left_out(points).clamp(0.0, self.direct.most_unmatched)
+            left_out = self.left_out(points, least=False).clamp(0.0, self.direct.most_unmatched)
         return self._every_row(points).matched(*self.model_side(points.detach()), left_out)
 
-    def left_out(self, points: Tensor) -> Tensor:
+    def left_out(self, points: Tensor, *, least: bool = True) -> Tensor:
         """The least share of the rows (R,) without which chance may explain the cost of the others.
 
         It is the index of fit of Rudas, Clogg and Lindsay (1994), by transport. What chance explains is told by the
         lowest cost that any of these replicas has, with whatever left out. Beyond the largest share that may be, it
         grows with the cost that is left; below zero, with what is to spare (:func:`least_left_out`).
+
+        If not the ``least``, where something must be left out, all: a little more than the share beyond which hardly
+        anything is gained, for rows of the model's own lose a small part of themselves, those that are foreign all.
         """
         points = points.detach()
-        shares = torch.linspace(0.0, self.direct.most_unmatched, TRIED_SHARES + 1).to(points)
-        each = [one.costs(shares) for one in self._every_row(points).matchings(*self.model_side(points))]
-        costs = torch.stack(each).nan_to_num(torch.inf)
-        best = int(costs[:, -1].argmin())
-        lowest = max(float(costs[best, -1]), FITTED * self._chance(points[best % len(points)][None]))
-        return least_left_out(shares, costs, BY_CHANCE * lowest).expand(len(points))
+        shares = np.linspace(0.0, self.direct.most_unmatched, TRIED_SHARES + 1).tolist()
+        rivals = [cache(one.cost) for one in self._every_row(points).matchings(*self.model_side(points))]
+        costs = [cost(shares[-1]) for cost in rivals]
+        best = int(np.argmin(costs))
+        lowest = max(costs[best], FITTED * self._chance(points[best % len(points)][None]))
+        found = [least_left_out(cost, shares, BY_CHANCE * lowest) for cost in rivals]
+        for at, cost in enumerate([] if least else rivals):
+            if found[at] > 0:
+                found[at] = shares[1] + least_left_out(cost, shares, NO_GAIN * max(lowest, costs[at]))
+        return points.new_tensor(found).expand(len(points))
 
     def _chance(self, point: Tensor) -> float:
         """The cost of rows that the model itself makes at a point (1, P), as many as there are."""
@@ -358,7 +366,8 @@ def transport_rows(
     """Choose units, directions and points; the same seed chooses alike."""
     columns = Columns.of(structure, batch, direct.window)
     groups = [[columns.places[node] for node in group] for group in neighbourhoods(structure)]
-    along = directions(groups, len(columns.spread), direct.sliced, seed).to(batch.weight)
+    sliced = direct.sliced(len(columns.places))
+    along = directions(groups, len(columns.spread), sliced, seed).to(batch.weight)
     points = lay_out(structure, batch, direct, seed, windows=columns.windows)
     divergence = chosen_divergence(direct, columns, points, batch.rows)
     compared = ComparedRows(columns.of_values(batch.values), columns.of_weights(batch.weight), divergence, along)

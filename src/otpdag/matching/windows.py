@@ -130,7 +130,8 @@ def transport_windows(
     columns = Columns.of(structure, batch.steps)
     width = len(columns.spread)
     group = [slice(s * width + p.start, s * width + p.stop) for s in range(length) for p in columns.places.values()]
-    along = directions([group], length * width, direct.sliced, seed).to(batch.steps.weight)
+    sliced = direct.sliced(len(group))
+    along = directions([group], length * width, sliced, seed).to(batch.steps.weight)
     strata = []
     is_first = (batch.times == 0) & (len(batch.lengths) >= FEWEST_FIRST)
     for chosen in (is_first, ~is_first):
@@ -140,7 +141,7 @@ def transport_windows(
             windows = torch.cat([shown[rows + offset] for offset in range(length)], -1).unsqueeze(0)
             weight = batch.steps.weight[:1, rows]
             times = torch.bincount(batch.times[rows], weight[0])
-            compared = ComparedRows(windows, weight, direct.divergence or direct.sliced, along)
+            compared = ComparedRows(windows, weight, direct.divergence or sliced, along)
             strata.append(Stratum(compared, times / times.sum(), float(weight.sum() / batch.steps.weight[:1].sum())))
     if not strata:
         raise ModelError(
