@@ -3,15 +3,29 @@
 ``ratio`` is what each case limits; ``low`` and ``high``, or ``limit``, stand beside it.
 """
 
-from collections.abc import Callable
+import importlib
+import itertools
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 import otpdag as otp
-from benchmarks.harness import Case, Record, Settings, Skip, streams
+from benchmarks.harness import Case, Record, Settings, Skip, streams, timed
 from otpdag import mechanisms as m
+from otpdag.data import column_types
+from otpdag.data.reading import read_table
 from otpdag.interop import formula_estimates, from_formulas
 
 Floats = NDArray[np.float64]
@@ -272,9 +286,171 @@ def lavaan(settings: Settings) -> Record:
     return {"ratio": worst, "ours": worst, "oracle": 0.0, "limit": 5e-4, "chi_square": fit[0]}
 
 
+# -- first minutes -----------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parent.parent
+IMPORTED = "import otpdag as otp; from otpdag import mechanisms; otp.fit, otp.Model, otp.Graph"
+GRID, GRID_MODEL = ROOT / "examples" / "data" / "grid.csv", ROOT / "examples" / "data" / "model.yaml"
+
+
+def _processor_time(*arguments: str) -> float:
+    """Of a child, in seconds, once its bytecode is there."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "told-bytecode")
+    subprocess.run([sys.executable, *arguments], env=environment, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _beside_torch(limit: float, beside: str, *arguments: str) -> Record:
+    """The least of some measurements over the least of an import's, after one of each that writes bytecode."""
+    times = [(_processor_time(*arguments), _processor_time("-c", beside)) for _ in range(4)][1:]
+    ours, theirs = np.min(times, 0)
+    return {"ratio": ours / theirs, "ours": ours, "oracle": theirs, "limit": limit, "seconds": ours}
+
+
+def start_up(settings: Settings) -> Record:
+    """Processor time of importing what a first fit needs over that of torch and pandas, which a table needs."""
+    record = _beside_torch(1.25, "import torch, pandas", "-c", IMPORTED)
+    return record | {"over_torch_alone": record["ours"] / _processor_time("-c", "import torch")}
+
+
+def fit_command(settings: Settings) -> Record:
+    """Processor time of ``otpdag fit`` of the example over torch's import (4 s beside 1.7 s)."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = str(Path(folder) / "run")
+        return _beside_torch(
+            4 / 1.7, "import torch", "-m", "otpdag", "fit", str(GRID_MODEL), str(GRID), "--out", where, "--force"
+        )
+
+
+def report_command(settings: Settings) -> Record:
+    """Processor time of ``otpdag report`` of that fit over torch's import."""
+    with tempfile.TemporaryDirectory() as folder:
+        where = str(Path(folder) / "run")
+        _processor_time("-m", "otpdag", "fit", str(GRID_MODEL), str(GRID), "--out", where)
+        return _beside_torch(4 / 1.7, "import torch", "-m", "otpdag", "report", where, "--force")
+
+
+def intervals_time(settings: Settings) -> Record:
+    """Processor time of 200 bootstrap draws of the README's example, in fits."""
+    table = pd.read_csv(GRID)
+    children = ("price", "outages", "frequency", "complaint")
+    graph = otp.Graph([("season", "load"), *(("load", name) for name in children)], hidden=["load"])
+    model = otp.Model.from_frame(graph, table, hidden={"load": m.Normal()})
+    otp.fit(model, table, seed=settings.seed, progress=False)  # imports
+    result, spent = timed(lambda: otp.fit(model, table, seed=settings.seed, progress=False), time.process_time)
+    told, waited = timed(lambda: result.intervals(draws=200, seed=settings.seed), time.process_time)
+    ratio = {"ratio": waited / spent, "ours": waited, "oracle": spent, "limit": 20.0}
+    return ratio | {"seconds": waited, "stuck": told.attrs["stuck"]}
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _people(rng: np.random.Generator) -> pd.DataFrame:
+    """A table as surveys have it, with two gaps."""
+    rows = 120
+    table = pd.DataFrame(
+        {
+            "plz": [f"{value:05d}" for value in rng.integers(1000, 99_000, rows)],
+            "city": rng.choice(["K\u00f6ln", "M\u00fcnchen", "Aachen"], rows),
+            "income": np.exp(rng.normal(7.5, 1.0, rows)).round(2),
+            "answer": rng.integers(1, 6, rows),
+            "children": rng.poisson(1.2, rows),
+            "height": rng.normal(170, 9, rows).round(1),
+            "day": pd.date_range("2021-01-01", periods=rows).strftime("%Y-%m-%d"),
+        }
+    )
+    table.loc[[3, 8], "height"] = np.nan
+    return table
+
+
+KINDS = {
+    "plz": ("category", "names or ids|codes or ids"),
+    "city": ("category", ""),
+    "income": ("number", "LogNormal"),
+    "answer": ("category", "scale"),
+    "children": ("count|category", ""),
+    "height": ("number", ""),
+    "day": ("category|none", "dates|time"),
+}
+"""What a careful reader takes the columns for, and what is asked about them."""
+
+
+def _texts() -> Iterator[tuple[str, Callable[[pd.DataFrame, Path], None]]]:
+    """Names of files and how a table is written to them: 24 texts, and 6 of other programs."""
+    for separator, ending in itertools.product([",", ";", "\t", "|"], [".csv", ".txt"]):
+        yield f"{ord(separator)}{ending}", partial(_write_text, sep=separator)
+    for separator, encoding in itertools.product([";", "\t"], ["utf-8", "cp1252", "utf-16", "utf-8-sig"]):
+        yield (
+            f"comma-{ord(separator)}-{encoding}.csv",
+            partial(_write_text, sep=separator, decimal=",", encoding=encoding),
+        )
+    yield "cp1252.csv", partial(_write_text, encoding="cp1252")
+    yield "bom.csv", partial(_write_text, encoding="utf-8-sig")
+    yield "tabs.tsv", partial(_write_text, sep="\t")
+    yield "tabs.tab", partial(_write_text, sep="\t", decimal=",")
+    yield "comment.csv", partial(_write_text, before="# a survey\n# of 2021\n")
+    yield "excel.csv", partial(_write_text, sep=";", decimal=",", before="sep=;\n")
+    yield "crlf.csv", partial(_write_text, lineterminator="\r\n")
+    yield "quoted.csv", partial(_write_text, quoting=1)
+    yield "a.parquet", lambda table, path: table.to_parquet(path)
+    yield "a.xlsx", lambda table, path: table.to_excel(path, index=False)
+    yield "a.dta", lambda table, path: table.to_stata(path, write_index=False)
+    yield "a.sav", lambda table, path: importlib.import_module("pyreadstat").write_sav(table, str(path))
+    yield "a.zsav", lambda table, path: importlib.import_module("pyreadstat").write_sav(table, str(path), compress=True)
+    yield "sheets.xlsx", _write_sheets
+
+
+def _write_sheets(table: pd.DataFrame, path: Path) -> None:
+    with pd.ExcelWriter(path) as writer:
+        table.to_excel(writer, sheet_name="answers", index=False)
+        table.head(2).to_excel(writer, sheet_name="notes", index=False)
+
+
+def _write_text(table: pd.DataFrame, path: Path, before: str = "", encoding: str = "utf-8", **options: Any) -> None:
+    text = before + table.to_csv(index=False, **options)
+    path.write_bytes(text.encode(encoding))
+
+
+def files(settings: Settings) -> Record:
+    """Share of thirty crafted files with a cell or a column type that is not right, or no question where one is due."""
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for place, (name, write) in enumerate(_texts()):
+            table = _people(streams(settings.seed, "files", place).data)
+            write(table, Path(folder) / name)
+            wrong += [f"{name}: {words}" for words in _misread(table, read_table(Path(folder) / name))]
+    share = len({line.split(":")[0] for line in wrong}) / (place + 1)
+    return {"ratio": share, "ours": share, "limit": 0.0, "files": place + 1, "wrong": wrong}
+
+
+def _misread(written: pd.DataFrame, read: pd.DataFrame) -> list[str]:
+    read = read.rename(columns=str.lower)  # files of old programs have capitals
+    if list(read.columns) != list(written.columns) or len(read) != len(written):
+        return [f"columns {list(read.columns)}, {len(read)} rows"]
+    found = [
+        name
+        for name in written
+        if not (written[name].eq(read[name].astype(written[name].dtype)) | written[name].isna()).all()
+    ]
+    for told in column_types(read):
+        kind, doubt = KINDS[told.column]
+        if not re.fullmatch(kind, told.kind) or bool(doubt) != bool(re.search(doubt or "$^", told.doubt + told.reason)):
+            found.append(str(told))
+    return found
+
+
 CASES: dict[str, Case] = {
     "false_alarms": false_alarms,
     "power": power,
     "independence": independence,
     "lavaan": lavaan,
+    "start_up": start_up,
+    "fit_command": fit_command,
+    "report_command": report_command,
+    "intervals_time": intervals_time,
+    "files": files,
 }

@@ -94,13 +94,17 @@ def test_a_comma_at_the_end_of_every_row_is_refused(model, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["score", "impute", "check"])
-def test_another_separator_is_refused(model, tmp_path, command):
+def test_another_separator_is_recognised_and_said(model, tmp_path, command):
     data = tmp_path / "data.csv"
-    data.write_text("k;x;n\n1;1.5;3\n0;2.5;1\n")
+    data.write_text("k;x;n\n1;1,5;3\n0;2,5;1\n")
     result = run(command, model, data)
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert "lacks the columns 'k', 'x', 'n'; it has 'k;x;n'; is it separated by semicolons?" in result.stderr
+    assert result.exit_code == 0, result.output
+    assert f"{data} is read with cells between semicolons, decimal commas" in result.stderr
+    wrong = ("--separator", ",") if command != "score" else ()
+    if wrong:
+        result = run(command, model, data, *wrong)
+        assert result.exit_code == 2
+        assert "the rows have 2 cells, the header names 1" in result.stderr
 
 
 def test_text_that_does_not_match_its_table_is_refused(tmp_path):

@@ -16,39 +16,48 @@ import typer
 
 from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, say, warn, write_file, write_out
 from otpdag.data import Sequences
-from otpdag.data.parts import read_table, table_bytes
+from otpdag.data.parts import table_bytes
+from otpdag.data.reading import TEXTS, Form, read_table, recognise
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
 from otpdag.model import Model, load
 
 
-def table_at(path: Path) -> pd.DataFrame:
-    """Read a table; one whose rows have more cells than its header is refused. ``-`` is CSV from standard input."""
+def table_at(path: Path, separator: str | None = None, decimal: str | None = None) -> pd.DataFrame:
+    """Read a table and say what is not usual about its file; ``-`` is CSV from standard input.
+
+    One whose rows have more cells than its header is refused.
+    """
     if path == STANDARD_INPUT:
         with tempfile.TemporaryDirectory() as folder:  # by way of a file, so that it is checked like one
             copy = Path(folder) / "standard-input.csv"
             copy.write_bytes(typer.get_binary_stream("stdin").read())
-            return table_at(copy)
+            return table_at(copy, separator, decimal)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
-            table = read_table(path)
+            table = read_table(path, separator=separator, decimal=decimal)
     except DataError:
         raise
     except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
         raise DataError(f"{path}: cannot be read as a table: {error}") from None
-    if path.suffix in (".csv", ".tsv"):
-        _check_shape(path)
+    if path.suffix in TEXTS:
+        _check_shape(path, recognise(path, separator, decimal))
+    if table.attrs["read_as"]:
+        say(f"{path} is read with {', '.join(table.attrs['read_as'])}")
     return table
 
 
-def _check_shape(path: Path) -> None:
-    """Refuse a CSV file whose rows have more cells than its header: pandas would shift all columns."""
-    separator = "\t" if path.suffix == ".tsv" else ","
+def _check_shape(path: Path, form: Form) -> None:
+    """Refuse a text whose rows have more cells than its header: pandas would shift all columns."""
     header: list[str] = []
     first: list[str] = []
-    with contextlib.suppress(csv.Error), path.open(encoding="utf-8", newline="") as file:
-        rows = (row for row in csv.reader(file, delimiter=separator) if any(row) or len(row) > 1)
+    if len(form.separator) > 1:
+        return
+    with contextlib.suppress(csv.Error), path.open(encoding=form.encoding, newline="") as file:
+        for _ in range(form.skipped):
+            next(file, None)
+        rows = (row for row in csv.reader(file, delimiter=form.separator) if any(row) or len(row) > 1)
         header, first = next(rows, []), next(rows, [])
     if len(first) > len(header):
         comma = " (a comma at the end of every row?)" if len(first) == len(header) + 1 and not first[-1] else ""
@@ -58,9 +67,16 @@ def _check_shape(path: Path) -> None:
         )
 
 
-def model_and_rows(path: Path, data: Path, sequence: str | None = None, time: str | None = None) -> tuple[Model, Any]:
+def model_and_rows(
+    path: Path,
+    data: Path,
+    sequence: str | None = None,
+    time: str | None = None,
+    separator: str | None = None,
+    decimal: str | None = None,
+) -> tuple[Model, Any]:
     """A saved model and what it is asked about: the rows of a table, or its sequences."""
-    return model_at(path), as_steps(table_at(data), sequence, time)
+    return model_at(path), as_steps(table_at(data, separator, decimal), sequence, time)
 
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:

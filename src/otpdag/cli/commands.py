@@ -44,6 +44,8 @@ def init(
             help="Model file; by default DATA with the ending .yaml; - for standard output.",
         ),
     ] = None,
+    separator: c.Separator = None,
+    decimal: c.Decimal = None,
     quiet: c.Quiet = False,
     force: c.Force = False,
 ) -> None:
@@ -59,7 +61,7 @@ def init(
     beside = None if piped else data.with_suffix(".yaml")
     target = {None: beside, c.STANDARD_INPUT: None}.get(out_file, out_file)
     c.check_file(target, force=force)
-    table = table_at(data)
+    table = table_at(data, separator, decimal)
     c.put_text(first_model(table, "data.csv" if piped else data.name, target), target)
     if target is not None and not quiet:
         doubtful = sum(bool(one.doubt) for one in column_types(table))
@@ -152,6 +154,8 @@ def impute(
     random: Annotated[bool, typer.Option("--random", help="Fill with one draw, for multiple imputation.")] = False,
     sequence: c.SequenceColumn = None,
     time: c.TimeColumn = None,
+    separator: c.Separator = None,
+    decimal: c.Decimal = None,
     out_file: c.OutFile = None,
     force: c.Force = False,
 ) -> None:
@@ -170,12 +174,12 @@ def impute(
         c.say(f"filled {count:,} cells")
         c.say(f"wrote {out_file}")
         return
-    table = table_at(data)
+    table = table_at(data, separator, decimal)
     filled = model.impute(as_steps(table, sequence, time), draws=draws, seed=seed, random=random)
     merged = table.assign(**{column: filled[column].reindex(table.index) for column in filled.columns})
     fresh = (table.isna() & merged.notna()).to_numpy()
     c.say(f"filled {int(fresh.sum()):,} cells")
-    if data.suffix != ".csv" or to_parquet:
+    if data.suffix != ".csv" or to_parquet or not table.attrs["plain"]:
         put_table(merged, out_file)
         return
     cells = {(int(row), int(column)): merged.iat[row, column] for row, column in zip(*fresh.nonzero(), strict=True)}
@@ -207,11 +211,18 @@ def score(
     typer.echo(f"{value:.6g}")
 
 
-def check(model_path: c.ModelPath, data: c.DataPath, seed: c.Seed = 0, as_json: c.AsJson = False) -> None:
+def check(
+    model_path: c.ModelPath,
+    data: c.DataPath,
+    seed: c.Seed = 0,
+    separator: c.Separator = None,
+    decimal: c.Decimal = None,
+    as_json: c.AsJson = False,
+) -> None:
     """Tell what of a model rows contradict: a test of each node, and of each pair that the graph keeps apart."""
     from otpdag.cli.command_files import model_and_rows
 
-    model, rows = model_and_rows(model_path, data)
+    model, rows = model_and_rows(model_path, data, separator=separator, decimal=decimal)
     checked = model.check(rows, seed=seed)
     if as_json:
         c.write_out(c.json_text([{"node": str(node), **row.to_dict()} for node, row in checked.iterrows()]))
@@ -235,6 +246,8 @@ def report(
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER.")
     ] = None,
     seed: c.Seed = 0,
+    separator: c.Separator = None,
+    decimal: c.Decimal = None,
     quiet: c.Quiet = False,
     force: c.Force = False,
 ) -> None:
@@ -248,13 +261,13 @@ def report(
     run = read_run(run_folder)
     target = out_file or run_folder / "report.html"
     c.check_file(target, force=force or out_file is None)
-    table = _fitted_table(run, data)
+    table = _fitted_table(run, data, separator, decimal)
     c.write_file(target, report_page(run, table, seed=seed, command=str(run.summary.get("command", ""))))
     if not quiet:
         c.say(f"wrote {target}")
 
 
-def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
+def _fitted_table(run: Run, path: Path | None, *form: str | None) -> pd.DataFrame | None:
     """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
     from otpdag.cli.command_files import table_at
 
@@ -266,7 +279,7 @@ def _fitted_table(run: Run, path: Path | None) -> pd.DataFrame | None:
         path = Path(recorded)
         if c.file_hash(path) != run.summary.get("data_sha256"):
             c.warn(f"{recorded} is not the file that was fitted: it has changed since")
-    return table_at(path)
+    return table_at(path, *form)
 
 
 def setting(model: Model, text: str, option: str = "--do") -> tuple[str, Any]:

@@ -50,8 +50,15 @@ LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
 ModelFilePath = Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")]
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL.OTP", help="A saved model, or the folder of a fit.")]
 DataPath = Annotated[
-    Path, typer.Argument(metavar="DATA", help="A .csv, .tsv or .parquet table, or - for CSV from standard input.")
+    Path,
+    typer.Argument(
+        metavar="DATA", help="A table: .csv, .tsv, .parquet, .xlsx, .dta, .sav; or - for CSV from standard input."
+    ),
 ]
+Separator = Annotated[
+    str | None, typer.Option(metavar="SIGN", help="Between the cells of a text; recognised if left out.")
+]
+Decimal = Annotated[str | None, typer.Option(metavar="SIGN", help="Decimal sign of a text, . or ,; recognised too.")]
 OutFile = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
 ]

@@ -64,6 +64,8 @@ def fit(
     ] = None,
     sequence: c.SequenceColumn = None,
     time: c.TimeColumn = None,
+    separator: c.Separator = None,
+    decimal: c.Decimal = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     time_limit: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="End with the best so far after so many seconds.")
@@ -85,7 +87,7 @@ def fit(
 
     with make_folder(out_folder.absolute().parent), only_writer(out_folder):
         c.check_folder(out_folder, force=force)
-        specification, table = read_model_file(model_file), table_at(data)
+        specification, table = read_model_file(model_file), table_at(data, separator, decimal)
         with warnings.catch_warnings(record=True) as doubts:
             warnings.simplefilter("always", ColumnTypeWarning)
             model = specification.build(table)

@@ -12,6 +12,7 @@ they are spaced, where they lie), never at how many cells are missing.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -445,6 +446,8 @@ class _Rules:
         levels: More levels need many rows.
         share_of_names: A level for every second row: names rather than kinds.
         few_rows: With fewer nothing can be said of ids.
+        scale: So many levels from one on may be answers on a scale.
+        skewed: A third moment, of standardised numbers above zero, beyond which their logarithms are looked at.
         share_of_text: Up to so many cells may be text in a column of numbers.
     """
 
@@ -455,6 +458,8 @@ class _Rules:
     levels: int = 30
     share_of_names: float = 0.5
     few_rows: int = 20
+    scale: int = 5
+    skewed: float = 1.5
     share_of_text: float = 0.2
 
 
@@ -560,8 +565,17 @@ def _parsed(present: pd.Series[Any]) -> Floats:
     return np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
 
 
+def begin_with_zeros(cells: Sequence[str]) -> bool:
+    """Whether cells are digits of one length, some of which begin with zero, as postcodes: a number would lose it."""
+    alike = all(map(str.isdigit, cells)) and len({len(cell) for cell in cells}) == 1
+    return alike and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
+
+
 def _of_text(name: str, present: pd.Series[Any]) -> ColumnType:
-    numbers = _parsed(present)
+    numbers, cells = _parsed(present), [str(value) for value in present]
+    if begin_with_zeros(cells):
+        doubt = "digits that begin with zero are codes or ids: join them to a few kinds, or leave the column out"
+        return ColumnType(name, Discrete(max(2, len(set(cells)))), "digits as text", doubt, useless=True)
     odd = np.isnan(numbers)
     whole = np.unique(numbers[~odd])
     if odd.mean() <= _RULES.share_of_text and len(whole) > _RULES.codes:
@@ -636,7 +650,8 @@ def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
     if not _is_repeated(numbers, levels):
         return None
     if first == 1 and (step == 1).all():
-        return ColumnType(name, Discrete(levels), f"whole numbers 1 to {levels}")
+        doubt = "answers on a scale? then m.Normal(), or C() and scores() in terms" if levels >= _RULES.scale else ""
+        return ColumnType(name, Discrete(levels), f"whole numbers 1 to {levels}", doubt)
     if step[0] > 1 and (step == step[0]).all() and first in (0, step[0]):
         doubt = "amounts rather than codes? then m.Normal()"
         return ColumnType(name, Discrete(levels), f"{levels} values, evenly spaced: {_shown(distinct)}", doubt)
@@ -665,6 +680,9 @@ def _lie_as_counts(numbers: Floats) -> bool:
 def _of_many_whole(name: str, numbers: Floats, distinct: Floats) -> ColumnType:
     low, mean = float(distinct[0]), float(numbers.mean())
     reason = f"whole numbers from {low:g} to {distinct[-1]:g}"
+    if _NAMES_CODES.search(name) and low >= 0:
+        doubt = "by its name codes or ids: leave the column out, or make it a category of a few kinds"
+        return ColumnType(name, Real(), reason, doubt, useless=len(distinct) == len(numbers))
     if _is_row_number(numbers, distinct):
         doubt = "every row has its own, nearly one after another: an id, a row number or a time; leave an id out"
         return ColumnType(name, Real(), reason, doubt, useless=True)
@@ -685,6 +703,9 @@ def _unlike_counts(numbers: Floats, low: float, mean: float) -> str:
     return "with their tail on the left, unlike counts" if _leans_left(numbers) else ""
 
 
+_NAMES_CODES = re.compile(r"(^|[_\W])(id|key|zip|plz|post_?(al)?_?code|zip_?code|code|nr|no)($|[_\W])", re.IGNORECASE)
+
+
 def _is_repeated(numbers: Floats, levels: int) -> bool:
     """Whether values come back, as those of categories do."""
     return len(numbers) >= 2 * levels
@@ -692,9 +713,12 @@ def _is_repeated(numbers: Floats, levels: int) -> bool:
 
 def _leans_left(numbers: Floats) -> bool:
     """Whether the long tail is clearly on the left: the third moment, beyond twice its error."""
+    return _skewness(numbers) < -max(0.3, 2 * math.sqrt(6 / len(numbers)))
+
+
+def _skewness(numbers: Floats) -> float:
     centred = numbers - numbers.mean()
-    skewness = float((centred**3).mean() / max((centred**2).mean() ** 1.5, 1e-300))
-    return skewness < -max(0.3, 2 * math.sqrt(6 / len(numbers)))
+    return float((centred**3).mean() / max((centred**2).mean() ** 1.5, 1e-300))
 
 
 def _is_row_number(numbers: Floats, distinct: Floats) -> bool:
@@ -709,6 +733,9 @@ def _doubt_of_real(numbers: Floats, distinct: Floats) -> str:
     zeros = float((numbers == 0).mean())
     if distinct[0] >= 0 and zeros >= 0.25 and len(numbers) >= _RULES.few_rows:
         return f"{zeros:.0%} are zero: no normal column"
+    skewed = distinct[0] > 0 and len(numbers) >= _RULES.few_rows and _skewness(numbers) > _RULES.skewed
+    if skewed and abs(_skewness(np.log(numbers))) < 0.5 * _skewness(numbers):
+        return "a long tail to the right, as of areas, incomes and populations: m.LogNormal() or m.Gamma()?"
     return ""
 
 

@@ -41,31 +41,6 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
-    """Read a table from a file.
-
-    Args:
-        path: A file that ends in ``.csv``, ``.tsv`` (cells between tabs) or ``.parquet``; the last needs pyarrow.
-
-    Returns:
-        The table.
-
-    Raises:
-        DataError: The file is of another kind, does not exist, or needs a package that is not installed.
-    """
-    path = Path(path)
-    if path.suffix not in (".csv", ".tsv", ".parquet"):
-        raise DataError(f"path must end in .csv, .tsv or .parquet; got {str(path)!r}")
-    if not path.is_file():
-        raise DataError(f"path must be a file that exists; got {str(path)!r}")
-    if path.suffix != ".parquet":
-        return pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
-    try:
-        return pd.read_parquet(path)
-    except ImportError as error:
-        raise DataError(f"path {str(path)!r} needs the package pyarrow: pip install pyarrow") from error
-
-
 def table_bytes(table: pd.DataFrame, path: Path) -> bytes:
     """What a file of this name holds of a table."""
     if path.suffix != ".parquet":
