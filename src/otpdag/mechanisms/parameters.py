@@ -336,8 +336,8 @@ class Parameter:
 
     def raw(self, natural: Tensor) -> Tensor:
         """Invert :meth:`natural`."""
-        origin, unit = self.origin_and_unit
-        return self.support.raw((natural - origin.to(natural)) / unit.to(natural))
+        value = natural if self.origin is None else natural - self.origin.to(natural)
+        return self.support.raw(value if self.unit is None else value / self.unit.to(value))
 
     def constant(self, node: str, name: str) -> Tensor:
         """The fixed or starting value, broadcast to the parameter's shape."""
