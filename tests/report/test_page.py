@@ -113,6 +113,27 @@ def test_page_tells_what_the_fit_left(page, run):
     assert len(page) < 1_000_000
 
 
+def test_four_answers_come_first_in_words(page, run):
+    words = " ".join(read(page).words)
+    order = [words.index(one) for one in ("What was estimated", "How sure", "Does it fit", "What next")]
+    assert order == sorted(order)
+    assert order[-1] < words.index("Point at a node")
+    assert f"{len(run.model.graph.nodes)} nodes from" in words
+    assert "R\u00b2" in words
+
+
+def test_a_misfit_is_told_with_what_may_mend_it():
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=800)
+    frame = pd.DataFrame({"x": x, "y": 0.5 * x + 0.5 * x**2 + rng.normal(size=800)})
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    otp.fit(model, frame)
+    words = " ".join(read(report_page(Run(model), frame)).words)
+    assert "Not everywhere: see y below" in words
+    assert "y: its mean is curved in 'x' otherwise than it says. Try a bend in its terms" in words
+    assert f"{float(model.params()['y']['weight'].ravel()[0]):.3g}" in words  # at its edge
+
+
 def test_without_the_table_there_are_no_pictures_of_data(run):
     words = " ".join(read(report_page(run)).words)
     assert "Data and model" not in words

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import torch
 
 from otpdag.answers.checks import log_likelihoods
 from otpdag.answers.linear_normal import FitIndices
@@ -20,6 +21,7 @@ from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms.parameters import PseudoCounts, Ridge
 from otpdag.problem import Problem
+from otpdag.simulation import ancestral
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,24 @@ def _priors(fitted: Fitted) -> list[str]:
             if parameter.bent is not None:
                 told.append(f"smoothness of {node}")
     return told
+
+
+def explained(fitted: Fitted, *, rows: int = 20_000, seed: int = 0) -> dict[str, float]:
+    """The share of the variance of each number that its parents explain, by the model's own rows.
+
+    Nodes without parents have none, nor have categories and nodes whose mean is not known in closed form.
+    """
+    structure, shares = fitted.structure, {}
+    if structure.graph.is_dynamic or structure.given:
+        return {}
+    values = ancestral(structure, fitted.naturals, rows, torch.Generator().manual_seed(seed))
+    for node, mechanism in structure.mechanisms.items():
+        parents = structure.parents(node, values)
+        if parents and not mechanism.space.is_discrete and mechanism.space.width == 1:
+            mean = mechanism.mean(fitted.naturals[node], parents)
+            if mean is not None:
+                shares[node] = min(1.0, float(mean.var() / values[node].var()))
+    return shares
 
 
 def _totals(problem: Problem | None, number: int, fitted: Fitted, dense: bool) -> tuple[float, ...] | None:

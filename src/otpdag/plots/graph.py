@@ -74,7 +74,9 @@ POINTS = Lengths()
 _DASHES = (0, (4, 2.5))
 
 
-def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
+def draw_graph(
+    graph: Graph | Model, *, labels: Mapping[tuple[str, str], str] | None = None, ax: Axes | None = None
+) -> Figure:
     """Draw a graph, parents above their children.
 
     Observed nodes are shaded, hidden ones are open with a dashed border. Lagged edges are dashed and say how
@@ -82,6 +84,7 @@ def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
 
     Args:
         graph: The graph, or a model; made for up to about 40 nodes.
+        labels: What is written at edges ``(parent, child)`` without lags, such as their coefficients.
         ax: Where to draw; if left out, a figure of fitting size is made.
 
     Returns:
@@ -104,7 +107,7 @@ def draw_graph(graph: Graph | Model, *, ax: Axes | None = None) -> Figure:
     ax.set(xlim=(left, right), ylim=(bottom, top), aspect="equal")
     ax.set_axis_off()
     wide, high = place_axes(ax)
-    _Pen(ax, min(wide / (right - left), high / (top - bottom))).draw(layout)
+    _Pen(ax, min(wide / (right - left), high / (top - bottom))).draw(layout, labels or {})
     return figure_of(ax)
 
 
@@ -408,13 +411,15 @@ class _Pen:
     ax: Axes
     scale: float
 
-    def draw(self, layout: Layout) -> None:
+    def draw(self, layout: Layout, labels: Mapping[tuple[str, str], str]) -> None:
         routes = _routes(layout)
         for link, route in zip(layout.links, routes, strict=True):
             self._arrow(route, dashed=bool(link.label))
-            if link.label:
+            label = link.label or labels.get((link.upper, link.lower), "")
+            if label:
                 line = np.array(route.to_polygons(closed_only=False)[0])
-                self._label(link.label, line[len(line) // 2], align="center")
+                middle = line[len(line) // 2] if len(line) > 2 else line.mean(0)
+                self._label(label, middle, align="center")
         for node, label in layout.loops.items():
             (x, y), width = layout.centre(node), layout.size[node][0]
             side = x + width / 2 - POINTS.corner + math.sqrt(POINTS.corner**2 - 36)

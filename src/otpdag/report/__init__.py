@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -19,6 +19,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 
+from otpdag.answers.summary import explained
 from otpdag.errors import DataError, ModelError, printable
 from otpdag.graph import Graph
 from otpdag.model import Model, load
@@ -31,11 +32,12 @@ from otpdag.tables import estimates, interval_ends
 __all__ = ["Run", "read_run", "report_page"]
 
 TITLES = {
+    "short": "In short",
     "graph": "Graph",
     "estimates": "Estimates",
+    "checks": "Checks",
     "data": "Data and model",
     "distance": "Distance from the data",
-    "checks": "Checks",
     "hidden": "Hidden nodes",
     "gaps": "Missing cells",
     "search": "Search",
@@ -140,7 +142,7 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(title)}</title><style>{_file('page.css')}</style></head><body>"
-        f"<nav aria-label='Sections'><ul>{links}</ul></nav><main>{_head(run, table)}{body}</main>"
+        f"<nav aria-label='Sections'><ul>{links}</ul></nav><main>{_head(run)}{body}</main>"
         f"<script>{_file('page.js')}</script></body></html>\n"
     )
 
@@ -148,15 +150,18 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
 def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> Iterator[tuple[str, str]]:
     """Names and bodies, in the order of the page."""
     model, told = run.model, _told(run)
-    yield "graph", _graph(model.graph, told)
-    yield "estimates", f'{_about_errors(run)}<div class="scroll">{_estimates(told)}</div>'
+    check = None if table is None or model.graph.is_dynamic else s.claims(model, table, seed)
+    yield "short", _short(run, told, check) + _facts(run, table)
+    yield "graph", _graph(model, told)
+    yield "estimates", f'{_about_errors(run)}<div class="scroll">{_estimates(told)}</div>{_explained(model, seed)}'
+    if check is not None:
+        yield "checks", s.checks(check)
     if table is not None:
         order = run.summary.get("sequence"), run.summary.get("time")
         steps = s.Steps.of(table, *order) if model.graph.is_dynamic else None
         yield "data", s.data_and_model(model, table, steps, seed)
         if steps is None:
             yield "distance", s.distance(model, table, seed)
-            yield "checks", s.checks(model, table, seed)
         yield "hidden", s.hidden_nodes(model, table, steps, seed)
         yield "gaps", s.gaps(model, table)
     yield "search", s.search(run.history, run.restarts)
@@ -166,7 +171,12 @@ def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> 
 # --- the head -------------------------------------------------------------------------------------------------------
 
 
-def _head(run: Run, table: pd.DataFrame | None) -> str:
+def _head(run: Run) -> str:
+    title = text(run.summary.get("data") or f"a model with {len(run.model.graph.nodes)} nodes")
+    return f"<h1>Fit of {title}</h1>{_status(run.summary)}"
+
+
+def _facts(run: Run, table: pd.DataFrame | None) -> str:
     summary, graph = run.summary, run.model.graph
     told = ("log-likelihood", "AIC", "BIC", "CFI", "RMSEA", "SRMR")
     facts = {
@@ -181,8 +191,41 @@ def _head(run: Run, table: pd.DataFrame | None) -> str:
         "seed": summary.get("seed"),
     }
     listed = "".join(f"<div><dt>{k}</dt><dd>{text(v)}</dd></div>" for k, v in facts.items() if v is not None)
-    title = text(summary.get("data") or f"a model with {len(graph.nodes)} nodes")
-    return f"<h1>Fit of {title}</h1><dl class='facts'>{listed}</dl>{_status(summary)}"
+    return f"<dl class='facts'>{listed}</dl>"
+
+
+def _short(run: Run, told: pd.DataFrame, check: s.Claims | None) -> str:
+    """What was estimated, how sure it is, whether it fits, what to do next: four answers in words."""
+    graph, summary = run.model.graph, run.summary
+    rows = f" from {int(summary['rows']):,} rows" if "rows" in summary else ""
+    never = f"; {', '.join(graph.hidden)} {'was' if len(graph.hidden) == 1 else 'were'} never seen" * bool(graph.hidden)
+    answers = {"What was estimated": f"{len(told):,} parameters of {len(graph.nodes)} nodes{rows}{never}."}
+    sure = "No intervals were made."
+    if "std error" in told or run.intervals is not None:
+        without = int((told["note"] == "not identified").sum()) if "note" in told else 0
+        sure = f"Intervals of {_level(run):.0%} stand beside the estimates"
+        sure += f"; {without} parameters are not determined by the data." if without else "."
+    answers["How sure"] = sure
+    if isinstance(check, pd.DataFrame):
+        bad = s.contradicted(check)
+        worst = ", ".join(dict.fromkeys(bad["node"].astype(str)))
+        answers["Does it fit"] = (
+            f"Not everywhere: see {worst} below." if len(bad) else f"Yes, as far as {len(check)} tests can tell."
+        )
+    advice = "" if summary.get("converged", True) else summary.get("advice", "")
+    lines = [f"<dt>{name}</dt><dd>{text(words)}</dd>" for name, words in answers.items()]
+    lines.append("<dt>What next</dt>" + "".join(f"<dd>{text(words)}</dd>" for words in s.what_next(check, advice)))
+    return f'<dl class="short">{"".join(lines)}</dl>'
+
+
+def _explained(model: Model, seed: int) -> str:
+    """R-squared of numbers."""
+    shares = explained(model.fitted, seed=seed)
+    if not shares:
+        return ""
+    shown = pd.DataFrame({"node": list(shares), "R\u00b2": [f"{share:.2f}" for share in shares.values()]})
+    words = "The share of each number's variance that its parents explain, by the model."
+    return soft(words) + f'<div class="scroll">{html_table(shown, list(shown.columns[1:]))}</div>'
 
 
 def _status(summary: dict[str, Any]) -> str:
@@ -207,19 +250,30 @@ def _again(run: Run, command: str) -> str:
 # --- graph and estimates ----------------------------------------------------------------------------------------------
 
 
-def _graph(graph: Graph, told: pd.DataFrame) -> str:
+def _graph(model: Model, told: pd.DataFrame) -> str:
+    graph = model.graph
     texts = "".join(
         f'<template id="estimates-{place}"><b>{text(node)}</b>{_estimates(told[told["node"] == node])}</template>'
         for place, node in enumerate(graph.nodes)
     )
     return (
-        f'<div class="graph">{graph_picture(graph)}</div>{texts}'
+        f'<div class="graph scroll">{graph_picture(graph, _coefficients(model))}</div>{texts}'
         '<div id="about-node" aria-live="polite"><span class="soft">Point at a node, tap it or go to it by the tab '
-        "key: its estimates stand here. Shaded nodes are observed, dashed ones hidden.</span></div>"
+        "key: its estimates stand here. Shaded nodes are observed, dashed ones hidden; slopes stand at their edges."
+        "</span></div>"
     )
 
 
-def graph_picture(graph: Graph, smallest_scale: float = 0.7) -> str:
+def _coefficients(model: Model) -> dict[tuple[str, str], str]:
+    """The slope of each edge that has one."""
+    table = estimates(model)
+    slopes = table[table["parameter"] == "weight"].set_index(["at", "node"])["value"]
+    return {edge: f"{slopes.loc[edge]:.3g}" for edge in model.graph.edges if list(slopes.index).count(edge) == 1}
+
+
+def graph_picture(
+    graph: Graph, labels: Mapping[tuple[str, str], str] | None = None, smallest_scale: float = 0.7
+) -> str:
     """The graph as an ``svg`` element: node number ``k`` has ``data-node="k"`` and can be reached by the tab key.
 
     A wide graph is not shrunk below ``smallest_scale``, at which names can still be read.
@@ -228,7 +282,7 @@ def graph_picture(graph: Graph, smallest_scale: float = 0.7) -> str:
     >>> picture.startswith("<svg"), picture.count("data-node")
     (True, 2)
     """
-    root = svg_of(draw_graph(graph))
+    root = svg_of(draw_graph(graph, labels=labels))
     numbers = {printable(node): str(number) for number, node in enumerate(graph.nodes)}
     for element in root.iter(f"{{{SVG}}}g"):
         name = element.attrib.pop("id", "")

@@ -189,16 +189,42 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
     return soft(words, boxes[:MOST_CHARTS])
 
 
-def checks(model: Model, table: pd.DataFrame, seed: int) -> str:
-    """What of the model the rows contradict."""
+Claims: TypeAlias = "pd.DataFrame | str"
+"""What ``model.check`` says of the claims of a model, or why it says nothing."""
+
+ADVICE = {
+    "skewed": "m.LogNormal() or m.Gamma() where values are above zero, or a transformed column",
+    "tails": "m.StudentT() for numbers, m.NegativeBinomial() for counts",
+    "curved": "a bend in its terms, poly(x, 2) or spline(x, 5)",
+    "differs along": "a category or a bend in its terms",
+    "spread": "a scale that follows its parents, scale='~ x', or m.LogNormal() or m.Gamma()",
+    "not separate": "an interaction in its terms: x * C(z)",
+    "depends on": "an edge between the two, or a hidden parent of both",
+    "elsewhere": "a fit to these rows: the parameters are of others",
+}
+"""What to try, by words of a finding."""
+
+
+def claims(model: Model, table: pd.DataFrame, seed: int) -> Claims:
+    """What rows contradict, or why that is not known."""
     try:
-        check = model.check(table, seed=seed).reset_index()
+        return model.check(table, seed=seed).reset_index()
     except (ModelError, DataError) as error:
-        return soft(f"Not available here: {error}")
-    bad = check[check["adjusted"] < 0.01]
+        return f"Not available here: {error}"
+
+
+def contradicted(check: pd.DataFrame) -> pd.DataFrame:
+    """The claims that do not hold."""
+    return check[check["adjusted"] < 0.01]
+
+
+def checks(check: Claims) -> str:
+    """What of the model the rows contradict."""
+    if isinstance(check, str):
+        return soft(check)
+    bad = contradicted(check)
     words = (
-        f"{len(bad)} of {len(check)} claims of the model do not hold. Another family, a term, an edge or a hidden node "
-        "may be missing."
+        f"{len(bad)} of {len(check)} claims of the model do not hold."
         if len(bad)
         else f"None of {len(check)} claims of the model is contradicted by more than chance."
     )
@@ -212,6 +238,17 @@ def checks(model: Model, table: pd.DataFrame, seed: int) -> str:
     shown["adjusted"] = shown["adjusted"].map("{:.2g}".format)
     listed = html_table(shown[["node", "p", "adjusted", "finding"]], ["p", "adjusted"])
     return note(words, "bad" if len(bad) else "good") + soft(how) + f'<div class="scroll">{listed}</div>'
+
+
+def what_next(check: Claims | None, advice: str) -> list[str]:
+    """What to do about a fit: its own advice, then what may mend the worst findings."""
+    said = [f"{advice[0].upper()}{advice[1:]}."] if advice else []
+    if isinstance(check, pd.DataFrame):
+        for one in contradicted(check).head(3).itertuples():
+            finding = str(one.finding)
+            cure = next(cure for words, cure in ADVICE.items() if words in finding)
+            said.append(f"{one.node}: {finding}. Try {cure}.")
+    return said or ["Nothing asks for a change: ask it for effects, predictions and samples."]
 
 
 def distance(model: Model, table: pd.DataFrame | Sequences, seed: int) -> str:
