@@ -20,6 +20,7 @@ from baselines.vq_vae import VQVAE, VQVAEEMA
 from experiments.image_features import Judge, train_judge
 from experiments.image_quality import code_perplexity, feature_distance, frechet_distance, psnr, ssim
 from experiments.image_sets import ImageSet, load_images
+from experiments.paper_codebook import PaperCodebook
 from experiments.registry import Page, Run, Scale
 from otpdag.cli.console import say
 from otpdag.errors import DataError
@@ -206,6 +207,7 @@ METHODS = {
     "fsq": Entry("FSQ", _of_library("FiniteScalar"), needs="vector_quantize_pytorch"),
     "sq_vae": Entry("SQ-VAE", _baseline(SQVAE)),
     "ours": Entry("ours", _ours),
+    "paper": Entry("OTP-DAG as the paper has it", _baseline(PaperCodebook)),
 }
 COLOURS = {
     "vq_vae": "#2f5d9b",
@@ -214,6 +216,7 @@ COLOURS = {
     "fsq": "#7a5aa6",
     "sq_vae": "#a8434b",
     "ours": "#1f7a46",
+    "paper": "#b59a2a",
 }
 
 
@@ -268,7 +271,8 @@ def compare(run: Run, methods: Sequence[str], size: Size) -> pd.DataFrame:
 
 def write(run: Run, name: str, title: str, methods: Sequence[str], paper: Mapping[tuple[str, str], str]) -> None:
     """Fit the methods to every data set; write what they rebuild as data and as a table."""
-    table = compare(run, methods, Size.of(run.scale))
+    table = run.joined(compare(run, methods, Size.of(run.scale)), f"{name}.csv", ("dataset", "method"))
+    table = table.sort_values("dataset", key=lambda names: names.map(list(DATASETS).index), kind="stable")
     run.write(f"{name}.csv", table, float_format="%.6g")
     text = as_markdown(title, table, paper)
     run.write(f"{name}.md", text)
