@@ -7,7 +7,7 @@ from otpdag.divergences import SlicedWasserstein
 from otpdag.errors import ModelError
 from otpdag.objective import Drawn
 from otpdag.schedules import Linear
-from otpdag.settings import ClosedForm, Direct, Objective, PushForward, Weights
+from otpdag.settings import ClosedForm, Direct, Objective, PushForward, Weights, value_at
 
 
 def test_weights_follow_their_schedules():
@@ -16,7 +16,7 @@ def test_weights_follow_their_schedules():
     assert objective.at(0.25) == Weights(2.0, eta=1.0, eps=0.75)
     assert objective.at(1.0) == Weights(2.0, eta=4.0, eps=0.0)
     assert Objective(eps=0.5).at(0.3) == Weights(1.0, eta=0.0, eps=0.5)
-    assert Drawn(temperature=Linear(1.0, 0.5)).temperature_at(0.5) == 0.75
+    assert value_at(Drawn(temperature=Linear(1.0, 0.5)).temperature, 0.5) == 0.75
 
 
 @pytest.mark.parametrize(

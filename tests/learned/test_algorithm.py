@@ -37,7 +37,7 @@ def test_sampled_noise_shrinks_a_scale_and_abducted_noise_does_not(scope):
     for noise in ("sampled", "abducted"):
         graph = otp.Graph([("f", "a"), ("f", "b")], hidden=["f"])
         model = otp.Model(graph, {"f": m.Normal(loc=0.0, scale=1.0), "a": m.Normal(), "b": m.Normal()})
-        method = otp.paper(noise=noise, scope=scope, steps=200, batch_size=64, learning_rate=0.02)
+        method = otp.paper(noise=noise, scope=scope, steps=120, batch_size=32, learning_rate=0.03)
         otp.fit(model, table, method=method, restarts=1, progress=False, seed=1)
         scales[noise] = float(np.mean([model.params()[node]["scale"] for node in "ab"]))
     assert scales["sampled"] < 0.5

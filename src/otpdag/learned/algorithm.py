@@ -86,10 +86,6 @@ class Drawn:
         layers = (32,) if self.hidden_layers is None else self.hidden_layers
         return amortized_maps(structure, batch, layers, local=self.scope == "local")
 
-    def temperature_at(self, progress: float) -> float:
-        """The temperature at a share of the steps."""
-        return value_at(self.temperature, progress)
-
 
 @dataclass(frozen=True)
 class Moment:
@@ -103,7 +99,7 @@ class Moment:
     @classmethod
     def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
         """At a share of all steps."""
-        return cls(drawn, drawn.temperature_at(progress), objective.at(progress).eps != 0)
+        return cls(drawn, value_at(drawn.temperature, progress), objective.at(progress).eps != 0)
 
 
 class Family(NamedTuple):
