@@ -189,6 +189,7 @@ def test_the_tutorial_of_lavaan(pupils):
     indices = result.fit_indices()
     assert indices is not None
     assert indices.degrees == 24
+    assert str(indices).startswith("chi-square 85.306 on 24 degrees of freedom (p 8.5e-09), CFI 0.931")
     found = [indices.chi_square, indices.cfi, indices.tli, indices.rmsea, indices.srmr]
     np.testing.assert_allclose(found, [85.306, 0.931, 0.896, 0.092, 0.065], atol=5.1e-4)
     table = formula_estimates(result, THREE_FACTORS).set_index(["left", "operator", "right"])

@@ -66,6 +66,12 @@ class FitIndices:
     rmsea: float
     srmr: float
 
+    def __str__(self) -> str:
+        return (
+            f"chi-square {self.chi_square:.3f} on {self.degrees} degrees of freedom (p {self.p_value:.3g}), "
+            f"CFI {self.cfi:.3f}, TLI {self.tli:.3f}, RMSEA {self.rmsea:.3f}, SRMR {self.srmr:.3f}"
+        )
+
     def facts(self) -> dict[str, float]:
         """As a summary names them."""
         names = ("chi-square", "degrees of freedom", "p-value", "CFI", "TLI", "RMSEA", "SRMR")
