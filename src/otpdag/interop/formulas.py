@@ -59,7 +59,7 @@ def givers_and_takers(
         ModelError: There is no such set of arrows.
 
     >>> givers_and_takers([("a", "b"), ("b", "c")])
-    ([('a', 'b'), ('b', 'c')], False)
+    ([('a', 'b'), ('c', 'b')], False)
     """
     left = nx.Graph()
     left.add_edges_from(pairs)
