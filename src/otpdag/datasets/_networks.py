@@ -11,10 +11,11 @@ from string import ascii_letters
 import numpy as np
 import pandas as pd
 
-from otpdag.datasets._synthetic import Array, draw_states
+from otpdag.datasets._synthetic import draw_states
 from otpdag.errors import DataError, GraphError
 from otpdag.files import as_path
 from otpdag.graph import Graph
+from otpdag.numerics import Array
 from otpdag.structure import MOST_IN_TABLES
 
 

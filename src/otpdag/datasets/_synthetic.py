@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-Array = NDArray[np.float64]
+from otpdag.numerics import Array
 
 Truth = dict[str, dict[str, Array]]
 """Parameters by name, by node: the layout of ``Model.params()``."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,10 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import check_count
-from otpdag.numerics import correction
+from otpdag.numerics import Array, correction
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
-
-Array: TypeAlias = NDArray[np.float64]
 
 SMALL_IN_A_ROW = 3
 """Small changes in a row that make an end: one or two happen in narrow valleys."""

@@ -411,8 +411,6 @@ class FitResult:
 
 # -- bootstrap ---------------------------------------------------------------------------------------------------------
 
-Array = NDArray[np.float64]
-
 
 def bootstrap_draws(
     problem: Units, point: Tensor, draws: int, seed: int = 0, jobs: int = 1, chunk: int = 20

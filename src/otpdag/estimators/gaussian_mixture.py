@@ -17,8 +17,7 @@ from otpdag.estimators._contract import ModelEstimator, RandomState, drawn_seed
 from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism
 from otpdag.model import Model
-
-Array = NDArray[np.float64]
+from otpdag.numerics import Array
 
 
 @dataclass(eq=False, repr=False)

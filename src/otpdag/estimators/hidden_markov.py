@@ -19,8 +19,8 @@ from otpdag.graph import Graph, lag
 from otpdag.likelihood import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, StayOrMove
 from otpdag.model import Model
+from otpdag.numerics import Array
 
-Array = NDArray[np.float64]
 Emission = Literal["auto", "poisson", "gaussian", "categorical", "bernoulli"]
 
 _EMISSIONS = {"poisson": Poisson, "gaussian": Normal, "categorical": Categorical, "bernoulli": Bernoulli}

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import sparse
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer
@@ -29,9 +29,8 @@ from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
 from otpdag.likelihood.topic_shares import SMALLEST, Cells, Shares, batches, even_shares, infer_shares
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import Array, bounded_threads
 
-Array = NDArray[np.float64]
 Counts = sparse.csr_array
 
 TOPIC_PRIOR = 0.1  # concentration of the prior on words, where topics have a distribution: sparse, as topics are

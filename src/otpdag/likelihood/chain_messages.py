@@ -11,7 +11,6 @@ All that is done step by step is as many steps as a lane has. Arrays are numpy's
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.likelihood.chain_layout import Block, Chain, Lanes, Linear
-
-Array: TypeAlias = NDArray[np.float64]
+from otpdag.numerics import Array
 
 SMALLEST_SUM = 1e-140
 """A sum of probabilities below which digits may have been lost since it was one."""

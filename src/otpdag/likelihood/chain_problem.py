@@ -18,11 +18,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Self, TypeAlias
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
@@ -39,12 +38,10 @@ from otpdag.likelihood.chain_layout import (
 from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
 from otpdag.likelihood.swapped_states import Reading
-from otpdag.numerics import in_order
+from otpdag.numerics import Array, in_order
 from otpdag.problem import LossTerms, Units, Updates
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
-
-Array: TypeAlias = NDArray[np.float64]
 
 MOST_CURVED = 200
 """Parameters up to which a backward pass for each costs less than a quasi-Newton method saves by its curvature."""

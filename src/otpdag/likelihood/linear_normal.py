@@ -36,11 +36,10 @@ from otpdag.data import Batch
 from otpdag.data.batch import distinct_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Fixed, Floored
-from otpdag.numerics import order_free_products
+from otpdag.numerics import Array, order_free_products
 from otpdag.problem import LayOut, LossTerms, RowObjective, SummedRows, Updates, curvature, with_gradient
 from otpdag.structure import Structure, parameter_places
 
-Array: TypeAlias = NDArray[np.float64]
 Codes: TypeAlias = NDArray[np.int64]
 
 MOST_SCORED = 4_000_000

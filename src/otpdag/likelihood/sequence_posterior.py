@@ -20,11 +20,10 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, one_block, potentials
 from otpdag.likelihood.chain_messages import filtered, marginals
 from otpdag.likelihood.unrolled import has_unknown_parents, window_draws, window_log_likelihood
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import Array, bounded_threads
 from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure, lag_name
 
-Array = NDArray[np.float64]
 Values = dict[str, Tensor]
 
 

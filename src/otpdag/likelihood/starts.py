@@ -11,17 +11,16 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
 from otpdag.clustering import k_means, nearest
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
+from otpdag.numerics import Array
 from otpdag.spaces import Space
 from otpdag.structure import Structure, lag_name
 
-Array = NDArray[np.float64]
 Guesses = dict[str, Array]
 CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components

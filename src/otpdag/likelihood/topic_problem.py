@@ -26,7 +26,6 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.topic_shares import (
     ALPHA_RANGE,
     SMALLEST,
-    Array,
     Documents,
     DrawnTopics,
     are_whole,
@@ -40,6 +39,7 @@ from otpdag.likelihood.topic_shares import (
     newton_concentration,
     simulated_documents,
 )
+from otpdag.numerics import Array
 from otpdag.problem import LossTerms, Problem, Updates
 from otpdag.settings import Direct, Objective
 from otpdag.structure import Structure, columns_of, pack, unpack

@@ -34,12 +34,12 @@ from numpy.typing import NDArray
 from scipy import sparse, special
 from torch import Tensor
 
-Array = NDArray[np.float64]
+from otpdag.numerics import Array
+
 Documents = sparse.csr_array
 
 SMALLEST = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 ALPHA_RANGE = (1e-4, 1e3)  # concentrations beyond are as good as zero, or as even shares
-
 
 # -- maps in closed form ----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.backward import AmortizedMap
@@ -38,12 +38,12 @@ from otpdag.mechanisms import Mechanism, Normal
 from otpdag.mechanisms.base import Params, Sloped, Turning
 from otpdag.mechanisms.parameters import Fixed, Parameter, Tied
 from otpdag.model.archive import ModelState, write_archive
+from otpdag.numerics import Array
 from otpdag.problem import split_theta
 from otpdag.simulation import ancestral, ancestral_sequences
 from otpdag.spaces import Real, Space
 from otpdag.structure import Structure, lag_name, plainest
 
-Array = NDArray[np.float64]
 Naturals = dict[str, dict[str, Tensor]]
 Phi = dict[str, Tensor]
 

@@ -17,9 +17,8 @@ from otpdag.choice import COLUMNS, Selection
 from otpdag.engine.monitor import Stage
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError
+from otpdag.numerics import Array
 from otpdag.plots import style
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 History: TypeAlias = Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]] | FitResult
 
@@ -136,12 +135,12 @@ def search_curve(stages: Sequence[Stage] | FitResult, *, kept: int | None = None
     return style.figure_of(ax)
 
 
-def _only_falls(losses: Floats) -> bool:
+def _only_falls(losses: Array) -> bool:
     before, after = losses[:-1], losses[1:]
     return not bool((np.isfinite(before) & (after > before + 1e-9 * (1 + np.abs(before)))).any())
 
 
-def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
+def _above_lowest(losses: Array, tables: Sequence[Array]) -> Array:
     """Distance to the lowest loss of some tables, NaN where rounding would show."""
     finite = np.concatenate([table[np.isfinite(table)] for table in tables])
     lowest = float(finite.min()) if len(finite) else 0.0
@@ -149,9 +148,7 @@ def _above_lowest(losses: Floats, tables: Sequence[Floats]) -> Floats:
     return np.where(np.isfinite(above) & (above > 1e-10 * (1 + abs(lowest))), above, np.nan)
 
 
-def _draw_start(
-    ax: Axes, steps: Floats | npt.NDArray[np.int64], heights: Floats, *, is_kept: bool, smooth: bool
-) -> None:
+def _draw_start(ax: Axes, steps: Array | npt.NDArray[np.int64], heights: Array, *, is_kept: bool, smooth: bool) -> None:
     paint, width, front = (style.INK, 1.8, 3) if is_kept else (style.PALE_INK, 0.9, 2)
     marker = "o" if np.isfinite(heights).sum() == 1 else None
     if smooth and len(heights) > 20:  # steps; the noise of fewer is as plain without a mean

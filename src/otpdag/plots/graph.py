@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
@@ -25,12 +24,12 @@ from matplotlib.path import Path
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
 from otpdag.model import Model
+from otpdag.numerics import Array
 from otpdag.plots.style import INK, Picture, figure_of, place_axes, text_width
 
 Item: TypeAlias = str | int
 """A node, or a bend of an edge that crosses a row."""
 Rows: TypeAlias = list[list[Item]]
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -319,11 +318,11 @@ class Layout:
         bottom, top = self.y[last] - self.half[last], self.y[first] + self.half[first]
         return left + gap, right - gap, bottom - POINTS.margin, top + POINTS.margin
 
-    def centre(self, node: str) -> Floats:
+    def centre(self, node: str) -> Array:
         """The middle of a node."""
         return np.array([self.x[node], self.y[node]])
 
-    def border(self, node: str) -> Floats:
+    def border(self, node: str) -> Array:
         """The outline of a node: a box with round corners, a circle if it is as small as that."""
         angle = np.pi / 32 * (np.arange(64) + 0.5)
         circle = np.stack([np.cos(angle), np.sin(angle)], -1)
@@ -351,7 +350,7 @@ def _wrapped(name: str, most: int) -> str:
     return "\n".join(line.strip() for line in lines)
 
 
-def _size(text: str) -> Floats:
+def _size(text: str) -> Array:
     width = text_width(text, POINTS.font) + 2 * POINTS.padding
     height = POINTS.line * (text.count("\n") + 1) + 2 * POINTS.padding
     return np.array([max(width, height if "\n" not in text else width, 2 * POINTS.corner), height])
@@ -454,7 +453,7 @@ class _Pen:
         head = np.stack([tip, base + across, base - across])
         self.ax.add_patch(Polygon(head, color=INK, linewidth=0, zorder=2))
 
-    def _label(self, label: str, place: Floats, *, align: str) -> None:
+    def _label(self, label: str, place: Array, *, align: str) -> None:
         frame = {"facecolor": "white", "edgecolor": "none", "pad": 1.2 * self.scale}
         text = self.ax.text(
             place[0], place[1], label, size=POINTS.label_font * self.scale, color=INK, bbox=frame, zorder=2.5

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from otpdag.data.columns import cell_names
 from otpdag.engine import FitResult
@@ -21,7 +20,6 @@ from otpdag.spaces import Space
 from otpdag.tables import estimates, interval_ends
 
 Fitted: TypeAlias = Model | FitResult
-Floats: TypeAlias = NDArray[np.float64]
 
 MOST_LEVELS = 30  # bars that can be told apart
 MADE_ROWS = 5_000  # of the model, for a smooth picture: more change none
