@@ -1,5 +1,6 @@
 """Parameters of directed graphical models from incomplete data, by optimal transport."""
 
+import sys
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
@@ -96,7 +97,10 @@ def __getattr__(name: str) -> Any:
     if name in (*_PARTS, *_COMPANY):
         return import_module(f"otpdag.{name}")
     home = next(home for home, names in _HOMES.items() if name in names)
-    value = globals()[name] = getattr(import_module(f"otpdag.{home}"), name)
+    value = getattr(import_module(f"otpdag.{home}"), name)
+    for one, names in _HOMES.items():  # what is there already is not looked up again
+        held = vars(sys.modules.get(f"otpdag.{one}", sys))
+        globals().update({name: held[name] for name in names if name in held})
     return value
 
 
