@@ -215,6 +215,30 @@ class Real(_Line, Vector):
 
 
 @dataclass(frozen=True)
+class Interval(_Line, Vector):
+    """What is known of a number: that it lies between a lower and an upper end, which are equal if it is known.
+
+    An end that is missing is none: above the lower one, or below the upper one, the number may be anywhere.
+
+    >>> Interval().width
+    2
+    """
+
+    holds: ClassVar[str] = "a lower end (.0) that is not above the upper end (.1)"
+    is_unbounded: ClassVar[bool] = False
+
+    dim: int = 2
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Ends in the wrong order."""
+        return np.broadcast_to(cells[..., :1] > cells[..., 1:], cells.shape) | np.isinf(cells)
+
+    def example(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Numbers that are known."""
+        return torch.randn(*shape, 1, generator=generator, dtype=torch.float64).expand(*shape, 2)
+
+
+@dataclass(frozen=True)
 class Positive(Vector):
     """Vectors of positive numbers."""
 

@@ -19,7 +19,7 @@ from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
 from otpdag.mechanisms.base import Family, Parents, log_prior
 from otpdag.mechanisms.parameters import Fixed, Parameter, Start, Tied
 from otpdag.mechanisms.simulator import Simulator
-from otpdag.spaces import Count, Discrete, Real, Space
+from otpdag.spaces import Count, Discrete, Interval, Real, Space
 
 Theta = Mapping[str, Tensor]
 Naturals = Mapping[str, Mapping[str, Tensor]]
@@ -56,6 +56,9 @@ class Structure:
         _check_names(graph, mechanisms)
         bound: dict[str, Mechanism] = {}
         for node in graph.order:
+            for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))):
+                if isinstance(mechanisms[parent].space, Interval):
+                    raise ModelError(f"node {node!r}: its parent {parent!r} is censored, which no mechanism can read")
             parents = tuple((parent, bound[parent].space) for parent in graph.parents(node))
             lagged = tuple(
                 (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)

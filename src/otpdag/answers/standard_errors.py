@@ -34,7 +34,7 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.parameters import REAL, SIMPLEX, UNIT, Parameter
+from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Parameter
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, RowObjective, Units, curvature, differences
@@ -314,7 +314,7 @@ def _at_edge(parameter: Parameter, value: float, slope: float, edge: float = 1e-
     """
     if parameter.support is SIMPLEX or parameter.support is UNIT:
         return not edge < value < 1 - edge and (parameter.support is UNIT or parameter.shape[-1] > 1)
-    if parameter.support is REAL:
+    if parameter.support in (REAL, INCREASING):
         return False
     unit = 1.0 if parameter.unit is None else float(parameter.unit.max())
     return value < edge * unit or slope < least * value
@@ -326,7 +326,7 @@ def _ends(
     """Intervals that are even on the line on which each parameter is free."""
     supports = [REAL if parameter is None else parameter.support for parameter in parameters]
     is_share = np.array([support is SIMPLEX or support is UNIT for support in supports], dtype=bool)
-    is_real = np.array([support is REAL for support in supports], dtype=bool)
+    is_real = np.array([support in (REAL, INCREASING) for support in supports], dtype=bool)
     value, reach = estimate.to_numpy(), float(special.ndtri((1 + level) / 2)) * error.to_numpy()
     with np.errstate(all="ignore"):  # where there is no error, there is no interval
         lower, upper = (

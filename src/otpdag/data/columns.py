@@ -26,7 +26,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
-from otpdag.spaces import Count, Discrete, Real, Space, space_from
+from otpdag.spaces import Count, Discrete, Interval, Real, Space, space_from
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Label: TypeAlias = str | bool | int | float
@@ -130,7 +130,7 @@ def frame_of(data: object, columns: Mapping[str, Column]) -> pd.DataFrame:
     names = [name for column in columns.values() for name in column.names]
     if isinstance(data, pd.DataFrame):
         _check_once(data, names)
-        return data
+        return _with_ends(data, columns)
     if isinstance(data, Mapping):
         return _from_mapping(data, columns)
     if isinstance(data, np.ndarray | Tensor):
@@ -144,6 +144,19 @@ def frame_of(data: object, columns: Mapping[str, Column]) -> pd.DataFrame:
         "data must be a DataFrame, a mapping from nodes to arrays, or a 2-D numpy or torch array; "
         f"got {type(data).__name__}{hint}"
     )
+
+
+def _with_ends(frame: pd.DataFrame, columns: Mapping[str, Column]) -> pd.DataFrame:
+    """The ends of intervals as columns of their own; an infinite one is missing."""
+    for node, column in columns.items():
+        if not isinstance(column.space, Interval):
+            continue
+        if node in frame and isinstance(frame[node].dtype, pd.IntervalDtype):
+            ends = pd.arrays.IntervalArray(frame[node])
+            frame = frame.assign(**dict(zip(column.names, (ends.left, ends.right), strict=True)))
+        if set(column.names) <= set(frame.columns):
+            frame = frame.assign(**frame[list(column.names)].replace([np.inf, -np.inf], np.nan))
+    return frame
 
 
 def _from_mapping(data: Mapping[str, Any], columns: Mapping[str, Column]) -> pd.DataFrame:
@@ -476,6 +489,7 @@ class ColumnType:
         reason: Why, in words.
         doubt: What speaks against it and what to do then; empty if nothing does.
         useless: Whether a model is better off without it: ids, names, dates as text, a constant.
+        is_ordered: Whether its categories have an order: answers on a scale.
     """
 
     column: str
@@ -483,6 +497,7 @@ class ColumnType:
     reason: str
     doubt: str = ""
     useless: bool = False
+    is_ordered: bool = False
 
     @property
     def kind(self) -> str:
@@ -540,7 +555,11 @@ def column_type(series: pd.Series[Any]) -> ColumnType:
     if present.empty:
         raise DataError(f"{where} must hold at least one value; all {len(series)} are missing")
     if isinstance(present.dtype, pd.CategoricalDtype):
-        return _of_levels(name, len(present.dtype.categories), len(present), "a pandas Categorical")
+        what = "an ordered pandas Categorical" if present.dtype.ordered else "a pandas Categorical"
+        levels = len(present.dtype.categories)
+        return replace(
+            _of_levels(name, levels, len(present), what), is_ordered=bool(present.dtype.ordered) and levels > 2
+        )
     kind = pd.api.types.infer_dtype(present, skipna=True)
     if kind == "boolean":
         return ColumnType(name, Discrete(2), "False and True")
@@ -650,8 +669,9 @@ def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
     if not _is_repeated(numbers, levels):
         return None
     if first == 1 and (step == 1).all():
-        doubt = "answers on a scale? then m.Normal(), or C() and scores() in terms" if levels >= _RULES.scale else ""
-        return ColumnType(name, Discrete(levels), f"whole numbers 1 to {levels}", doubt)
+        scale = levels >= _RULES.scale
+        doubt = f"answers on a scale, with an order? if they are kinds, m.Categorical({levels})" if scale else ""
+        return ColumnType(name, Discrete(levels), f"whole numbers 1 to {levels}", doubt, is_ordered=scale)
     if step[0] > 1 and (step == step[0]).all() and first in (0, step[0]):
         doubt = "amounts rather than codes? then m.Normal()"
         return ColumnType(name, Discrete(levels), f"{levels} values, evenly spaced: {_shown(distinct)}", doubt)

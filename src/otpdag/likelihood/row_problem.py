@@ -373,10 +373,9 @@ def is_linear_normal(structure: Structure) -> bool:
     """Whether every node is normal as the library has it, and linear in numbers alone."""
     return all(
         type(mechanism) is Normal
-        and not mechanism.network
+        and mechanism.is_affine
         and not mechanism.family.discrete
         and mechanism.terms is None
-        and not mechanism.spreads
         and not any(isinstance(parameter.setting, Ridge) for parameter in mechanism.declared().values())
         for mechanism in structure.mechanisms.values()
     )

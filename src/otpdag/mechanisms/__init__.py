@@ -6,9 +6,10 @@ from otpdag.mechanisms.codebook import Codebook, Codes, Quantized
 from otpdag.mechanisms.decoder import Decoder
 from otpdag.mechanisms.deterministic import Deterministic, Given
 from otpdag.mechanisms.dirichlet import Dirichlet
-from otpdag.mechanisms.generalised_linear import Beta, Gamma, NegativeBinomial, Poisson
+from otpdag.mechanisms.generalised_linear import Beta, Exponential, Gamma, NegativeBinomial, Poisson, Weibull
 from otpdag.mechanisms.multivariate_normal import MultivariateNormal
 from otpdag.mechanisms.normal import LogNormal, Normal, StudentT
+from otpdag.mechanisms.ordinal import Ordinal
 from otpdag.mechanisms.parameters import Axis, start, tie
 from otpdag.mechanisms.simulator import Simulator
 
@@ -22,6 +23,7 @@ __all__ = [
     "Decoder",
     "Deterministic",
     "Dirichlet",
+    "Exponential",
     "Family",
     "Gamma",
     "Given",
@@ -32,11 +34,13 @@ __all__ = [
     "NegativeBinomial",
     "Noise",
     "Normal",
+    "Ordinal",
     "Poisson",
     "Quantized",
     "Simulator",
     "StayOrMove",
     "StudentT",
+    "Weibull",
     "from_spec",
     "register",
     "start",

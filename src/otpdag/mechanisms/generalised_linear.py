@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import Noise, Params, Parents
-from otpdag.mechanisms.parameters import Fixed, Setting, SettingLike, Start, as_setting
-from otpdag.mechanisms.predictor import Cellwise, Equations, least_squares
+from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
+from otpdag.mechanisms.parameters import UNIT, Axis, Fixed, Parameter, Setting, SettingLike, Start, as_setting
+from otpdag.mechanisms.predictor import Cellwise, Censorable, Equations, least_squares
 from otpdag.mechanisms.quantiles import BETA, GAMMA, inside_unit, poisson_quantile
 from otpdag.spaces import Count, Positive, Unit, Vector
 
@@ -158,11 +158,15 @@ class LogLinearCount(GeneralisedLinear):
 
     log_rate: SettingLike = None
     rate: SettingLike = None
+    extra_zeros: str | None = None
+    zeros: SettingLike = None
 
     predicts: ClassVar[str] = "log_rate"
     space_kind: ClassVar[type[Vector]] = Count
     link: ClassVar[Link] = LOG_COUNT
     within: ClassVar[tuple[float | None, float | None]] = (None, 25.0)  # beyond, counts are no longer exact
+    start_steps: ClassVar[int] = 15
+    """Of expectation-maximisation, enough for a start."""
     variance: ClassVar[Callable[..., Tensor]]
     """``(*at)``: that of each cell."""
     cdf: ClassVar[Callable[..., Tensor]]
@@ -175,6 +179,93 @@ class LogLinearCount(GeneralisedLinear):
             raise ModelError("give `log_rate` or `rate`, not both")
         if self.rate is not None:
             self.log_rate = _log_setting(as_setting(self.rate))
+        if self.extra_zeros not in (None, "inflated", "hurdle"):
+            raise ModelError(f"extra_zeros must be 'inflated' or 'hurdle'; got {self.extra_zeros!r:.60}")
+        if self.zeros is not None and self.extra_zeros is None:
+            raise ModelError("zeros is the share of extra zeros: say extra_zeros='inflated' or 'hurdle', too")
+
+    @property
+    def has_only_tables(self) -> bool:
+        """Not where zeros have a share of their own, which no features tell."""
+        return super().has_only_tables and self.extra_zeros is None
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The share of zeros, too."""
+        own = (
+            {} if self.extra_zeros is None else {"zeros": Parameter((self.predictor.rows, self.dim), UNIT, self.zeros)}
+        )
+        return super().parameters() | own
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """The share of zeros by configuration."""
+        return super().axes() | (
+            {} if self.extra_zeros is None else {"zeros": (self.predictor.row_axis, self.own_axis)}
+        )
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """By expectation-maximisation, where zeros have a share: of their kind, or of those that a hurdle hides."""
+        params = super().start(value, parents, weight)
+        if self.extra_zeros is None:
+            return params
+        rows, lifted = self.predictor.rows, {name: parent.unsqueeze(0) for name, parent in parents.items()}
+        none = (value == 0).to(value)
+        share = 0.5 * self.pooled(none, rows, parents, weight)
+        for _ in range(self.start_steps):
+            at = self.at({name: one.unsqueeze(0) for name, one in params.items()}, lifted)
+            chance = torch.exp(self.log_density(torch.zeros_like(value), *at)[0]).expand_as(value)
+            own, trust, counted = none, 1 - none, value
+            if self.extra_zeros == "inflated":
+                alone = self.row_of(share.unsqueeze(0), lifted, 3)[0]
+                own = none * alone / (alone + (1 - alone) * chance)
+                trust = 1 - own
+            else:
+                trust, counted = trust / (1 - chance).clamp(min=1e-3), value * (1 - chance)
+            params = super().start(counted, parents, weight * trust.mean(-1))
+            share = self.pooled(own, rows, parents, weight).clamp(1e-3, 1 - 1e-3)
+        return params | {"zeros": share}
+
+    def _kept(self, params: Params, parents: Parents, at: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The share of zeros of their own, and the chance that the count itself lets through."""
+        share = self.row_of(params["zeros"], parents, at[0].ndim)
+        if self.extra_zeros == "inflated":
+            return share, torch.ones_like(at[0])
+        return share, -torch.expm1(self.log_density(torch.zeros_like(at[0]), *at).clamp(max=-1e-12))
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """That of the count, or of a zero of its own."""
+        if self.extra_zeros is None:
+            return super().log_prob(params, value, parents, mask)
+        at = self.at(params, parents, value)
+        share, kept = self._kept(params, parents, at)
+        own = torch.log1p(-share) - torch.log(kept) + self.log_density(value, *at)
+        alone = torch.log(share.clamp(min=1e-300))
+        none = torch.logaddexp(alone, own) if self.extra_zeros == "inflated" else alone
+        return sum_cells(torch.where(value == 0, none, own), mask)
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Zeros of their own at the lowest noise, then the count's quantiles."""
+        if self.extra_zeros is None:
+            return super().forward(params, parents, noise)
+        at = self.at(params, parents, noise)
+        share, kept = self._kept(params, parents, at)
+        level = (noise - share) / (1 - share)
+        return torch.where(level > 0, self.quantile(1 - kept * (1 - level.clamp(0, 1)), *at), 0.0)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """A point between the distribution function just below the count and at it."""
+        if self.extra_zeros is None:
+            return super().abduct(params, value, parents, uniform)
+        at = self.at(params, parents, value)
+        share, kept = self._kept(params, parents, at)
+        return between(lambda count: share + (1 - share) * (1 - (1 - self.cdf(count, *at)) / kept), value, uniform)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """The mean count times the chance of one."""
+        if self.extra_zeros is None:
+            return super().mean(params, parents)
+        at = self.at(params, parents)
+        share, kept = self._kept(params, parents, at)
+        return (1 - share) / kept * torch.exp(at[0])
 
     def on_line(self, value: Tensor) -> Tensor:
         """Logarithms."""
@@ -188,7 +279,12 @@ class LogLinearCount(GeneralisedLinear):
     def relaxed(self, params: Params, parents: Parents, noise: Tensor, temperature: float) -> Tensor:
         """The paper's Gaussian draw (Appendix C.2): ``rate + u * sqrt(variance)``."""
         at = self.at(params, parents, noise)
-        return torch.exp(at[0]) + noise * torch.sqrt(self.variance(*at))
+        mean, variance = torch.exp(at[0]), self.variance(*at)
+        if self.extra_zeros is not None:
+            share, kept = self._kept(params, parents, at)
+            counts = (1 - share) / kept
+            variance, mean = counts * (variance + mean**2) - (counts * mean) ** 2, counts * mean
+        return mean + noise * torch.sqrt(variance)
 
     def noise_of(self, value: Tensor, uniform: Tensor, *at: Tensor) -> Tensor:
         """A point between the distribution function just below the count and at it."""
@@ -208,6 +304,9 @@ class Poisson(LogLinearCount):
         weight: Slopes of the numeric parents.
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents.
+        extra_zeros: ``"inflated"`` where a share ``zeros`` of the counts is zero whatever the rate; ``"hurdle"`` where
+            that is the share of all zeros, and other counts are at least one.
+        zeros: That share.
 
     >>> Poisson().space
     Count(dim=1)
@@ -266,6 +365,9 @@ class NegativeBinomial(LogLinearCount):
         dispersion: Dispersion, above zero.
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents.
+        extra_zeros: ``"inflated"`` where a share ``zeros`` of the counts is zero whatever the rate; ``"hurdle"`` where
+            that is the share of all zeros, and other counts are at least one.
+        zeros: That share.
 
     >>> NegativeBinomial().space
     Count(dim=1)
@@ -381,6 +483,120 @@ class Gamma(GeneralisedLinear):
     def noise_of(self, value: Tensor, uniform: Tensor, log_mean: Tensor, shape: Tensor) -> Tensor:
         """The distribution function."""
         return GAMMA.cdf(value * shape * torch.exp(-log_mean), shape)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class WaitingTime(Censorable, GeneralisedLinear):
+    """A time whose cumulative hazard H(x) has a closed form: it is survived with probability exp(-H)."""
+
+    space_kind: ClassVar[type[Vector]] = Positive
+    link: ClassVar[Link] = LOG_POSITIVE
+    within: ClassVar[tuple[float | None, float | None]] = (-60.0, 60.0)  # beyond, products of means would overflow
+    has_free_level: ClassVar[bool] = True
+    log_hazard: ClassVar[Callable[..., Tensor]]
+    """``(value, *at)``: the logarithm of the cumulative hazard."""
+
+    def on_line(self, value: Tensor) -> Tensor:
+        """Logarithms."""
+        return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
+
+    def noise_of(self, value: Tensor, uniform: Tensor, *at: Tensor) -> Tensor:
+        """The distribution function."""
+        return -torch.expm1(-torch.exp(self.log_hazard(value, *at)))
+
+    def log_tails(self, value: Tensor, *at: Tensor) -> tuple[Tensor, Tensor]:
+        """log(1 - exp(-H)) and -H."""
+        hazard = torch.exp(self.log_hazard(value, *at).clamp(-700.0, 700.0))
+        return torch.log(-torch.expm1(-hazard)), -hazard
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Exponential(WaitingTime):
+    r"""A waiting time with a constant hazard, log-linear in its numeric parents.
+
+    .. math:: x = -\mu \log(1 - u), \quad \log \mu = \mathrm{log\_mean}[\mathrm{pa}] + W^\top \mathrm{pa},
+              \quad u \sim U(0, 1)
+
+    Args:
+        dim: Number of coordinates.
+        log_mean: Intercept of the log-mean.
+        weight: Slopes of the numeric parents.
+        terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+
+    >>> Exponential(censored=True).space
+    Interval(dim=2)
+    """
+
+    log_mean: SettingLike = None
+
+    predicts: ClassVar[str] = "log_mean"
+
+    def log_hazard(self, value: Tensor, log_mean: Tensor) -> Tensor:
+        """The logarithm of the cumulative hazard."""
+        return self.on_line(value) - log_mean
+
+    def quantile(self, noise: Tensor, log_mean: Tensor) -> Tensor:
+        """The quantile at ``u``."""
+        return torch.exp(log_mean + torch.log(-torch.log1p(-inside_unit(noise))))
+
+    def log_density(self, value: Tensor, *at: Tensor) -> Tensor:
+        """Exponential log-density."""
+        return -at[0] - torch.exp(self.log_hazard(value, *at))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Weibull(WaitingTime):
+    r"""A waiting time whose hazard rises or falls with a power of time, log-linear in its numeric parents.
+
+    .. math:: x = \lambda (-\log(1 - u))^{1 / k}, \quad
+              \log \lambda = \mathrm{log\_scale}[\mathrm{pa}] + W^\top \mathrm{pa},
+              \quad k = \mathrm{shape}[\mathrm{pa}], \quad u \sim U(0, 1)
+
+    An accelerated failure time model: slopes stretch time. With a shape of one it is :class:`Exponential`.
+
+    Args:
+        dim: Number of coordinates.
+        log_scale: Intercept of the logarithm of the scale, the time that 63 % do not survive.
+        weight: Slopes of the numeric parents.
+        shape: Above one where the hazard rises.
+        terms: A formula of the parents for the prediction, such as ``"x * C(z)"``.
+        network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+
+    >>> Weibull().space
+    Positive(dim=1)
+    """
+
+    log_scale: SettingLike = None
+    shape: SettingLike = None
+
+    predicts: ClassVar[str] = "log_scale"
+    beside: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
+        """The shape from the variance of logarithms, which is pi^2 / (6 k^2)."""
+        relative = torch.log((value / mean).clamp(min=1e-12))
+        return np.pi / np.sqrt(6) / (pooled(relative**2) - pooled(relative) ** 2).clamp(min=1e-6).sqrt()
+
+    def log_hazard(self, value: Tensor, log_scale: Tensor, shape: Tensor) -> Tensor:
+        """The logarithm of the cumulative hazard."""
+        return shape * (self.on_line(value) - log_scale)
+
+    def quantile(self, noise: Tensor, log_scale: Tensor, shape: Tensor) -> Tensor:
+        """The quantile at ``u``."""
+        return torch.exp(log_scale + torch.log(-torch.log1p(-inside_unit(noise))) / shape)
+
+    def log_density(self, value: Tensor, *at: Tensor) -> Tensor:
+        """Weibull log-density."""
+        hazard = self.log_hazard(value, *at)
+        return torch.log(at[1]) + hazard - self.on_line(value) - torch.exp(hazard)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """``lambda * Gamma(1 + 1 / k)``."""
+        log_scale, shape = self.at(params, parents)
+        return self.as_value(torch.exp(log_scale + torch.lgamma(1 + 1 / shape)))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

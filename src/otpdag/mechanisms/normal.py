@@ -29,7 +29,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, Ridge, SettingLike, Support, Tied
-from otpdag.mechanisms.predictor import Cellwise, Predicted, centre_and_spread
+from otpdag.mechanisms.predictor import Cellwise, Censorable, Predicted, centre_and_spread
 from otpdag.mechanisms.quantiles import STUDENT
 from otpdag.spaces import Positive, Vector
 
@@ -42,6 +42,11 @@ LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     """Cell by cell."""
     return -0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
+
+
+def normal_log_tails(standard: Tensor) -> tuple[Tensor, Tensor]:
+    """Logarithms of the mass below and above standardised points."""
+    return torch.special.log_ndtr(standard), torch.special.log_ndtr(-standard)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -183,7 +188,7 @@ class LocationScale(Located):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Normal(Cellwise, LocationScale):
+class Normal(Censorable, LocationScale):
     r"""A normal node, linear in its numeric parents, with a mean and a scale for each discrete configuration.
 
     .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
@@ -202,6 +207,7 @@ class Normal(Cellwise, LocationScale):
         floor: A scale that none falls below, as a share of the column's own spread; it keeps a configuration with few
             or equal rows from collapsing to a point, where the likelihood is infinite. Left out, it comes from the
             column: how far apart rounded values are, and a small share of the spread. Zero allows any scale.
+        censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
 
     >>> Normal(scale=1.0).space
     Real(dim=1)
@@ -324,9 +330,13 @@ class Normal(Cellwise, LocationScale):
         """``(x - loc) / scale``."""
         return (value - loc) / scale
 
+    def log_tails(self, value: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the normal distribution."""
+        return normal_log_tails((value - loc) / scale)
+
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LogNormal(Cellwise, LocationScale):
+class LogNormal(Censorable, LocationScale):
     r"""A positive node whose logarithm is normal, with the location of a linear predictor.
 
     .. math:: \log x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
@@ -344,6 +354,7 @@ class LogNormal(Cellwise, LocationScale):
         terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
+        censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
 
     >>> LogNormal().space
     Positive(dim=1)
@@ -370,10 +381,14 @@ class LogNormal(Cellwise, LocationScale):
         """``(log x - loc) / scale``."""
         return (self.on_line(value) - loc) / scale
 
+    def log_tails(self, value: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the normal distribution, of the logarithm."""
+        return normal_log_tails((self.on_line(value) - loc) / scale)
+
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """``exp(loc + scale^2 / 2)``."""
         loc, scale = self.at(params, parents)
-        return torch.exp(loc + 0.5 * scale**2)
+        return self.as_value(torch.exp(loc + 0.5 * scale**2))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

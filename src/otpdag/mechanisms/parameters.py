@@ -116,7 +116,21 @@ class _Simplex(Support):
         return (value >= 0) & ((value.sum(-1, keepdim=True) - 1).abs() < 1e-6)
 
 
+class _Increasing(Support):
+    name = "numbers each larger than the one before"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        return torch.cat([raw[..., :1], POSITIVE.natural(raw[..., 1:])], -1).cumsum(-1)
+
+    def raw(self, natural: Tensor) -> Tensor:
+        return torch.cat([natural[..., :1], POSITIVE.raw(natural.diff(dim=-1))], -1)
+
+    def holds(self, value: Tensor) -> Tensor:
+        return torch.nn.functional.pad(value.diff(dim=-1), (1, 0), value=1.0) > 0
+
+
 REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), _AboveOne(), _Unit(), _Simplex()
+INCREASING = _Increasing()
 
 
 @dataclass(frozen=True)

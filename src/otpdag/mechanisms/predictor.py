@@ -37,7 +37,7 @@ from otpdag.mechanisms.base import (
 )
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Formula, Parameter, SettingLike, Tied, as_setting
 from otpdag.numerics import apply_linear, expand_to, side_by_side
-from otpdag.spaces import Real, Space, Vector
+from otpdag.spaces import Interval, Positive, Real, Space, Vector
 
 if TYPE_CHECKING:
     from otpdag.mechanisms.generalised_linear import Link
@@ -729,3 +729,118 @@ class Cellwise(Predicted):
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The prediction."""
         return self.at(params, parents)[0]
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Censorable(Cellwise):
+    r"""A number that may be known as an interval: with ``censored`` the node has two columns, its lower and upper end.
+
+    .. math:: \log p = \log f(x) \text{ where both ends are } x, \quad \log (F(u) - F(l)) \text{ elsewhere}
+
+    An end that is missing is none: a time that is only known to exceed the lower end has no upper end.
+    """
+
+    censored: bool = False
+
+    log_tails: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+    """``(value, *at)``: logarithms of the mass below and above each cell."""
+
+    def __post_init__(self) -> None:
+        """Refuse intervals of vectors."""
+        super().__post_init__()
+        if self.censored and self.dim != 1:
+            raise ModelError(f"a censored node has one number, known by two ends; got dim={self.dim}")
+
+    @property
+    def space(self) -> Space:
+        """Numbers, or intervals."""
+        return Interval() if self.censored else super().space
+
+    @property
+    def own_axis(self) -> Axis:
+        """The one number that is between the ends."""
+        return Axis.of_coordinates([(self.family.node, Real())]) if self.censored else super().own_axis
+
+    @property
+    def has_only_tables(self) -> bool:
+        """Not of intervals, which have no features."""
+        return super().has_only_tables and not self.censored
+
+    @property
+    def is_affine(self) -> bool:
+        """Not of intervals, which have no moments."""
+        return super().is_affine and not self.censored
+
+    def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
+        """By a number in each interval."""
+        super().on_scale(self._inside(value), parents, weight)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """By a number in each interval."""
+        return super().start(self._inside(value), parents, weight)
+
+    def _inside(self, value: Tensor) -> Tensor:
+        """The middle of each interval; an end that was missing may have been filled with anything."""
+        if not self.censored:
+            return value
+        low, high = value.split(1, -1)
+        middle = torch.where(high > low, 0.5 * (low + high), low)
+        return middle.clamp(min=torch.finfo(value.dtype).tiny) if self.space_kind is Positive else middle
+
+    def as_value(self, number: Tensor) -> Tensor:
+        """A number (..., 1) as a value of the node: both ends, where it has two."""
+        return number.repeat_interleave(2, -1) if self.censored else number
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Numbers that are known."""
+        return self.as_value(super().forward(params, parents, noise))
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """That of the number."""
+        return self.as_value(super().mean(params, parents))
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """The density of a number, or the mass of an interval."""
+        if not self.censored:
+            return super().log_prob(params, value, parents, mask)
+        low, high, has_low, has_high = self._ends(value, mask)
+        at = self.at(params, parents, low)
+        (below, above), (below_high, above_high) = self.log_tails(low, *at), self.log_tails(high, *at)
+        known = has_low & has_high & (high <= low)
+        outside = torch.where(above < below, above_high - above, below - below_high)
+        larger = torch.where(above < below, above, below_high)
+        mass = larger + torch.log(-torch.expm1(torch.where(known, -1.0, outside).clamp(max=-1e-15)))
+        one_sided = torch.where(has_low, above, torch.where(has_high, below_high, 0.0))
+        return torch.where(known, self.log_density(low, *at), torch.where(has_low & has_high, mass, one_sided))[..., 0]
+
+    def _ends(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both ends, where one is missing twice the other, and whether each is there (R, ..., 1)."""
+        low, high = value.split(1, -1)
+        has_low, has_high = (torch.ones_like(value) if mask is None else mask).bool().split(1, -1)
+        if self.space_kind is Positive:  # zero is no end of what is positive
+            has_low = has_low & (low > 0)
+        fallback = torch.where(has_high, high, torch.ones_like(high))
+        low = torch.where(has_low, low, fallback)
+        return low, torch.where(has_high, high, low), has_low, has_high
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """The noise of the number, or of a random one in the interval."""
+        if not self.censored:
+            return super().abduct(params, value, parents, uniform)
+        low, high, *_ = self._ends(value, None)
+        at = self.at(params, parents, low)
+        levels = [self.noise_of(end, uniform, *at) for end in (low, high)]
+        return levels[0] + uniform * (levels[1] - levels[0])
+
+    def complete(self, params: Params, value: Tensor, parents: Parents, mask: Tensor, noise: Tensor) -> Tensor:
+        """Ends that are missing: a number that is drawn between those that are there."""
+        if not self.censored:
+            return super().complete(params, value, parents, mask, noise)
+        low, high, has_low, has_high = self._ends(value, mask)
+        at = self.at(params, parents, noise)
+        below, above = (torch.exp(self.log_tails(end, *at)[0]) for end in (low, high))
+        level = torch.special.ndtr(noise) if self.noise_kind == "normal" else noise
+        first, last = torch.where(has_low, below, 0.0), torch.where(has_high, above, 1.0)
+        level = (first + level * (last - first)).clamp(1e-15, 1 - 1e-15)
+        drawn = self.quantile(torch.special.ndtri(level) if self.noise_kind == "normal" else level, *at)
+        return torch.where(mask, value, drawn)

@@ -34,7 +34,7 @@ from otpdag.data.sequences import (
 from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mapping, listed, printable
 from otpdag.graph import Graph
 from otpdag.likelihood.row_posterior import Fitted
-from otpdag.mechanisms import Mechanism, Normal
+from otpdag.mechanisms import Mechanism, Normal, Ordinal
 from otpdag.mechanisms.base import Params, Sloped, Turning
 from otpdag.mechanisms.parameters import Fixed, Parameter, Tied
 from otpdag.model.archive import ModelState, write_archive
@@ -67,6 +67,7 @@ class ModelBase:
     ) -> Self:
         """Choose mechanisms by what columns hold: Normal for numbers, Poisson for counts, Categorical for categories.
 
+        Ordered pandas categories and scales (five or more whole numbers from 1 on) are Ordinal where they have parents.
         The values decide, not the dtype, and in the same way with and without gaps: see
         :func:`otpdag.data.column_type`. A choice that is doubtful is a :class:`otpdag.ColumnTypeWarning`.
 
@@ -100,7 +101,7 @@ class ModelBase:
                 )
             else:
                 decided.append(column_type(data[node]))
-                chosen[node] = plainest(decided[-1].space or Real()) or Normal()
+                chosen[node] = _mechanism_of(decided[-1], graph, node)
         if explain:
             print(*decided, sep="\n")
         doubtful = [f"{one.column!r} is taken for a {one.kind}, but: {one.doubt}" for one in decided if one.doubt]
@@ -431,6 +432,14 @@ def _following(one: Mechanism | AmortizedMap, params: Any, nodes: Any, change: C
     if isinstance(change, list):
         return one.relabelled(params, nodes, change)
     return one.turned(params, nodes, change) if isinstance(one, Turning | AmortizedMap) else None
+
+
+def _mechanism_of(column: ColumnType, graph: Graph, node: str) -> Mechanism:
+    """The plainest mechanism of a column; alone, or in hidden classes, an ordered category needs no order."""
+    parents = graph.parents(node)
+    if column.is_ordered and parents and not set(parents) & set(graph.hidden):
+        return Ordinal(column.space.width if column.space is not None else 2)
+    return plainest(column.space or Real()) or Normal()
 
 
 def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool:
