@@ -4,8 +4,10 @@
 """
 
 import re
+import warnings
 from functools import partial
 
+import lifelines
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import OneHotEncoder
+from statsmodels.gam.api import BSplines, GLMGam
+from statsmodels.miscmodels.ordinal_model import OrderedModel
 
 import otpdag as otp
 from benchmarks import tables_with_gaps
@@ -116,23 +120,122 @@ def terms_gaps(settings: Settings) -> Record:
     return {"ratio": ours / oracle, "ours": ours, "oracle": oracle, "limit": 1.3}
 
 
+# -- curves ------------------------------------------------------------------------------------------------------------
+
+CURVES = [lambda x: np.sin(2 * x), lambda x: 0.4 * x, lambda x: np.exp(-3 * x**2), lambda x: np.tanh(3 * x)]
+CURVED = {"normal": m.Normal, "poisson": m.Poisson, "logit": m.Bernoulli}
+
+
+def _our_curve(table: pd.DataFrame, kind: str, at: Floats) -> Floats:
+    node = CURVED[kind](terms="spline(x, 10)")
+    result = otp.fit(otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": node}), table)
+    found = result.model.predict(pd.DataFrame({"x": at}), "y") if kind != "logit" else None
+    if found is None:
+        shares = result.model.predict_proba(pd.DataFrame({"x": at}), "y").to_numpy()
+        return np.log(shares[:, 1] / shares[:, 0])
+    line = found.to_numpy(dtype=float).ravel()
+    return np.log(line) if kind == "poisson" else line
+
+
+def _their_curve(table: pd.DataFrame, kind: str, at: Floats) -> Floats:
+    """Penalised splines of statsmodels, the penalty by generalised cross-validation."""
+    families = {"normal": sm.families.Gaussian, "poisson": sm.families.Poisson, "logit": sm.families.Binomial}
+    basis, ones = BSplines(table[["x"]].to_numpy(), df=[12], degree=[3]), np.ones((len(table), 1))
+    given = {"endog": table["y"].to_numpy(), "exog": ones, "smoother": basis, "family": families[kind]()}
+    first = GLMGam(**given, alpha=[1.0])
+    first.fit()
+    found = GLMGam(**given, alpha=first.select_penweight()[0]).fit()
+    return np.asarray(found.params[0] + basis.transform(at[:, None]) @ found.params[1:])
+
+
+def curves(settings: Settings) -> Record:
+    """The error of curves of numbers, counts and shares, over that of statsmodels' generalised additive models."""
+    errors: dict[str, list[float]] = {"ours": [], "oracle": []}
+    for repeat in range(settings.repeats):
+        rng = streams(settings.seed, "curves", repeat).data
+        x, curve = rng.normal(size=300), CURVES[repeat % len(CURVES)]
+        at = np.sort(x)[10:-10]
+        for kind, times in (("normal", 1.0), ("poisson", 1.0), ("logit", 2.0)):
+            line = times * curve(x)
+            values = {
+                "normal": line + 0.5 * rng.normal(size=300),
+                "poisson": rng.poisson(np.exp(line)),
+                "logit": (rng.random(300) < 1 / (1 + np.exp(-line))).astype(int),
+            }
+            table = pd.DataFrame({"x": x, "y": values[kind]})
+            for name, found in (("ours", _our_curve), ("oracle", _their_curve)):
+                errors[name].append(float(np.mean((found(table, kind, at) - times * curve(at)) ** 2)))
+    ours, oracle = (float(np.sqrt(np.mean(errors[name]))) for name in ("ours", "oracle"))
+    return {"ratio": ours / oracle, "ours": ours, "oracle": oracle, "limit": 1.05}
+
+
+# -- ordered, censored -------------------------------------------------------------------------------------------------
+
+
+def ordered(settings: Settings) -> Record:
+    """The largest difference from statsmodels' cumulative logit and probit, in standard errors and of these."""
+    worst = 0.0
+    for repeat in range(settings.repeats):
+        rng = streams(settings.seed, "ordered", repeat).data
+        table = pd.DataFrame(rng.normal(size=(ROWS, 2)), columns=["x", "u"])
+        line = table @ rng.normal(0, 0.7, 2) + rng.logistic(size=ROWS)
+        table["y"] = np.digitize(line, np.quantile(line, [0.15, 0.4, 0.7, 0.9]))
+        for link in ("logit", "probit"):
+            nodes = {"x": m.Normal(), "u": m.Normal(), "y": m.Ordinal(5, link=link)}
+            result = otp.fit(otp.Model(otp.Graph([("x", "y"), ("u", "y")]), nodes), table)
+            ours = result.standard_errors().query("node == 'y' and parameter == 'weight'")
+            other = OrderedModel(table["y"], table[["x", "u"]], distr=link).fit(method="bfgs", disp=0, gtol=1e-8)
+            moved = np.abs(ours["estimate"].to_numpy() - other.params[:2].to_numpy()) / other.bse[:2].to_numpy()
+            errors = np.abs(ours["std_error"].to_numpy() / other.bse[:2].to_numpy() - 1)
+            worst = max(worst, float(moved.max()), float(errors.max()))
+    return {"ratio": worst, "limit": 1e-4}
+
+
+def censored(settings: Settings) -> Record:
+    """The error of slopes of right-censored times, over that of lifelines' accelerated failure times."""
+    errors: dict[str, list[float]] = {"ours": [], "oracle": []}
+    for repeat in range(settings.repeats):
+        rng = streams(settings.seed, "censored", repeat).data
+        table = pd.DataFrame(rng.normal(size=(ROWS, 2)), columns=["x", "u"])
+        slopes = rng.normal(0, 0.5, 2)
+        line = 1 + table.to_numpy() @ slopes
+        noise = {"Weibull": np.log(rng.weibull(1, ROWS)) / 1.5, "LogNormal": 0.8 * rng.normal(size=ROWS)}
+        end = np.exp(1.2 + 0.5 * rng.normal(size=ROWS))
+        for kind in noise:
+            time = np.exp(line + noise[kind])
+            rows = table.assign(time=np.minimum(time, end), seen=time <= end)
+            ends = table.assign(**{"t.0": rows["time"], "t.1": rows["time"].where(rows["seen"])})
+            nodes = {"x": m.Normal(), "u": m.Normal(), "t": getattr(m, kind)(censored=True)}
+            found = otp.fit(otp.Model(otp.Graph([("x", "t"), ("u", "t")]), nodes), ends).model.params()["t"]["weight"]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                other = getattr(lifelines, f"{kind}AFTFitter")().fit(rows, "time", "seen").summary["coef"]
+            errors["ours"] += list((found - slopes) ** 2)
+            errors["oracle"] += list((other.xs(other.index[0][0])[["x", "u"]].to_numpy() - slopes) ** 2)
+    ours, oracle = (float(np.sqrt(np.mean(errors[name]))) for name in ("ours", "oracle"))
+    return {"ratio": ours / oracle, "ours": ours, "oracle": oracle, "limit": 1.02}
+
+
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def tables(settings: Settings) -> Record:
+def tables(settings: Settings, named: bool = False) -> Record:
     """Held-out log loss of a vote given four items of seven levels, over that of ridge logistic regression.
 
-    The node is written as the note on its table says.
+    The node is written as the note on its table says, with levels that are numbers, or names alone.
     """
     data = sm.datasets.anes96.load_pandas().data[[*ITEMS, "vote"]].astype(int)
+    if named:
+        data[ITEMS] = data[ITEMS].apply(lambda column: column.map("level {}".format))
     graph, items = otp.Graph([(item, "vote") for item in ITEMS]), {item: m.Categorical(7) for item in ITEMS}
     losses: dict[str, list[float]] = {"ours": [], "oracle": [], "table": []}
     for repeat in range(settings.repeats):
         order = streams(settings.seed, "tables", repeat).data.permutation(len(data))
         train, test = data.iloc[order[:660]], data.iloc[order[660:]]
         plain = otp.fit(otp.Model(graph, {**items, "vote": m.Bernoulli()}), train)
-        [said] = [found[1] for note in plain.notes if (found := re.search(r"terms='([^']+)'", note))]
-        better = otp.fit(otp.Model(graph, {**items, "vote": m.Bernoulli(terms=said)}), train)
+        [said] = [found for note in plain.notes if (found := re.search(r"terms='([^']+)'(.*otp.ridge)?", note))]
+        node = m.Bernoulli(terms=said[1], weight=otp.ridge(2.0) if said[2] else None)
+        better = otp.fit(otp.Model(graph, {**items, "vote": node}), train)
         one_hot = OneHotEncoder(categories=[sorted(data[item].unique()) for item in ITEMS]).fit(data[ITEMS])
         ridge = LogisticRegression(max_iter=2000).fit(one_hot.transform(train[ITEMS]), train["vote"])
         shares = {
@@ -146,4 +249,13 @@ def tables(settings: Settings) -> Record:
     return {"ratio": ours / oracle, "ours": ours, "oracle": oracle, "table": table, "limit": 1.0}
 
 
-CASES: dict[str, Case] = {"terms": terms, "terms_gaps": terms_gaps, "tables": tables, **tables_with_gaps.CASES}
+CASES: dict[str, Case] = {
+    "terms": terms,
+    "terms_gaps": terms_gaps,
+    "curves": curves,
+    "ordered": ordered,
+    "censored": censored,
+    "tables": tables,
+    "tables_named": partial(tables, named=True),
+    **tables_with_gaps.CASES,
+}

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.formula.api as smf
 from sklearn.linear_model import LogisticRegression
 
 import otpdag as otp
@@ -105,6 +106,18 @@ def test_a_table_that_rows_cannot_fill_is_drawn_to_the_overall_shares():
     plain = otp.fit(otp.Model(graph, {**nodes, "won": m.Bernoulli(probs=otp.pseudo_counts(0))}), table)
     probs, seen = plain.model.params()["won"]["probs"], counts.sum(-1) > 0
     np.testing.assert_allclose(probs[seen], (counts / counts.sum(-1, keepdims=True).clip(1))[seen], atol=1e-6)
+
+
+def test_effects_of_groups_are_those_of_a_mixed_model():
+    rng = np.random.default_rng(9)
+    school = rng.integers(0, 12, ROWS)
+    table = pd.DataFrame({"school": school, "y": 2 + rng.normal(0, 0.6, 12)[school] + rng.normal(size=ROWS)})
+    nodes = {"school": m.Categorical(12), "y": m.Normal(terms="C(school)", weight=otp.ridge())}
+    result = otp.fit(otp.Model(otp.Graph([("school", "y")]), nodes), table)
+    other = smf.mixedlm("y ~ 1", table, groups=table["school"]).fit(reml=True)
+    effects = [one.iloc[0] for one in other.random_effects.values()]
+    np.testing.assert_allclose(result.model.params()["y"]["weight"], effects, rtol=0.02)  # the scale is of all rows
+    assert "ridge(by REML) on y.weight" in result.summary().to_text()
 
 
 def test_files_keep_priors(table, tmp_path):

@@ -160,10 +160,12 @@ def _notes_on_tables(fitted: Fitted, rows: int, enough: int = 5) -> list[str]:
         if node in hidden or len(mechanism.family.discrete) < 2 or set(parents.values()) & set(hidden):
             continue
         terms = [_main_effect(name, space, fitted.labels(parents[name])) for name, space in mechanism.family.parents]
+        many = isinstance(mechanism, Categorical) and any(one.startswith("C(") for one in terms)
+        ridge = ", weight=otp.ridge(2.0)" if many else ""  # scikit-learn's default, of two categories
         notes.append(
             f"{node!r} has a table with a row for each of {mechanism.predictor.rows:,} joint states of its parents, "
-            f"from {rows:,} rows of data: most are told by a few rows or by none. terms={' + '.join(terms)!r} has an "
-            f"effect of each parent instead{_drawn(mechanism)}"
+            f"from {rows:,} rows of data: most are told by few or none. terms={' + '.join(terms)!r}{ridge} has "
+            f"an effect of each parent instead{_drawn(mechanism)}"
         )
     return notes
 

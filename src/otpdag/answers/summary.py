@@ -141,12 +141,13 @@ def _priors(fitted: Fitted) -> list[str]:
     for node, mechanism in fitted.structure.mechanisms.items():
         for name, parameter in mechanism.declared().items():
             if isinstance(parameter.setting, Ridge):
-                told.append(f"ridge({parameter.setting.penalty:g}) on {node}.{name}")
+                penalty = parameter.setting.penalty
+                told.append(f"ridge({'by REML' if penalty is None else f'{penalty:g}'}) on {node}.{name}")
             elif isinstance(parameter.setting, PseudoCounts):
                 count = parameter.setting.penalty
                 size = f"({count:g})" if isinstance(count, float) else ": one row in all"
                 told.append(f"pseudo-counts{size} on {node}.{name}")
-            if parameter.bent is not None:
+            if parameter.bent is not None and not isinstance(parameter.setting, Ridge):
                 told.append(f"smoothness of {node}")
     return told
 

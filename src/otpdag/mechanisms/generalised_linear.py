@@ -38,6 +38,8 @@ class Link:
     inside: tuple[float, float]
     """Means that have a prediction."""
     steps: int = 12
+    has_spread: bool = True
+    """Whether the variance at a mean is known but for a factor."""
     largest: float = 30.0
     """Of a prediction, either way: the exponential of it is 1e13."""
     settled: ClassVar[float] = 1e-8
@@ -101,7 +103,7 @@ def _of_shares(mean: Tensor) -> Tensor:
 IDENTITY = Link(_itself, _itself, torch.ones_like, _alike, (-torch.inf, torch.inf), largest=torch.inf)
 LOG_COUNT = Link(torch.exp, torch.log, _itself, _itself, (1e-12, torch.inf))
 LOG_POSITIVE = Link(torch.exp, torch.log, _itself, _alike, (1e-12, torch.inf))  # the variance goes with the square
-LOGIT = Link(torch.sigmoid, torch.logit, _of_shares, _of_shares, (1e-9, 1 - 1e-9))
+LOGIT = Link(torch.sigmoid, torch.logit, _of_shares, _of_shares, (1e-9, 1 - 1e-9), has_spread=False)
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
@@ -574,6 +576,13 @@ class Weibull(WaitingTime):
 
     predicts: ClassVar[str] = "log_scale"
     beside: ClassVar[tuple[str, ...]] = ("shape",)
+
+    def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
+        """A regression of the logarithm of the mean, from which the scale follows by the shape."""
+        params = super().start(value, parents, weight)
+        if "shape" in params:
+            params["log_scale"] = params["log_scale"] - torch.lgamma(1 + 1 / params["shape"])
+        return params
 
     def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
         """The shape from the variance of logarithms, which is pi^2 / (6 k^2)."""

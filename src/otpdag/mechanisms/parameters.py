@@ -166,16 +166,16 @@ class Formula:
 
 @dataclass(frozen=True)
 class Ridge:
-    """A parameter that is learned under a normal prior: mean ``centre``, precision ``penalty``."""
+    """A parameter that is learned under a normal prior: mean ``centre``, precision ``penalty``, None if rows say it."""
 
-    penalty: float
+    penalty: float | None
     centre: float = 0.0
     named: ClassVar[str] = "ridge"
     support: ClassVar[Support] = REAL
 
     def log_density(self, value: Tensor) -> Tensor:
         """Of natural values (R, ...), up to a constant: (R,)."""
-        return -0.5 * self.penalty * (value - self.centre).square().flatten(1).sum(-1)
+        return -0.5 * (self.penalty or 0.0) * (value - self.centre).square().flatten(1).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -210,13 +210,14 @@ def tie(name: str) -> Tied:
     return Tied(name)
 
 
-def ridge(penalty: float, centre: float = 0.0) -> Ridge:
+def ridge(penalty: float | None = None, centre: float = 0.0) -> Ridge:
     r"""Draw a parameter towards ``centre`` by a normal prior: ``m.Normal(weight=otp.ridge(2.0))``.
 
     Estimates are then those of the largest posterior density: half of ``penalty`` times the squared distance is taken
-    off the log-likelihood, so that ``penalty`` is one over the prior variance. Zero is maximum likelihood.
+    off the log-likelihood, so that ``penalty`` is one over the prior variance. Zero is maximum likelihood. Left out, of
+    slopes, the restricted likelihood chooses it for each term, or for all parents alike in units of their spread.
     """
-    return Ridge(_penalty(penalty, "ridge"), float(centre))
+    return Ridge(None if penalty is None else _penalty(penalty, "ridge"), float(centre))
 
 
 def pseudo_counts(count: float) -> PseudoCounts:
@@ -298,8 +299,8 @@ class Parameter:
         if not isinstance(self.setting, Ridge) and self.bent is None:
             return None
         told = self.setting if isinstance(self.setting, Ridge) else Ridge(0.0)
-        matrix = told.penalty * torch.eye(rows).to(like)
-        right = torch.full((columns, rows), told.penalty * told.centre).to(like)
+        penalty = told.penalty or 0.0
+        matrix, right = penalty * torch.eye(rows).to(like), torch.full((columns, rows), penalty * told.centre).to(like)
         return matrix if self.bent is None else matrix + self.bent.to(like), right
 
     @property

@@ -35,7 +35,17 @@ from otpdag.mechanisms.base import (
     numeric,
     sum_cells,
 )
-from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Formula, Parameter, SettingLike, Tied, as_setting
+from otpdag.mechanisms.parameters import (
+    POSITIVE,
+    REAL,
+    Axis,
+    Formula,
+    Parameter,
+    Ridge,
+    SettingLike,
+    Tied,
+    as_setting,
+)
 from otpdag.numerics import apply_linear, expand_to, side_by_side
 from otpdag.spaces import Interval, Positive, Real, Space, Vector
 
@@ -223,13 +233,31 @@ class Predictor:
 
     def smoothed(self, target: Tensor, parents: Parents, weight: Tensor, link: Link, times: float = 1.0) -> Predictor:
         """Choose how smooth curves are, where ``target`` (N, dim) is predicted through a link; ``times`` as much."""
-        if self.terms is None or not any(one.is_smoothed for one in self.terms.splines):
+        values, bends = self.features(parents), self._bends()
+        if values is None or not bends:
             return self
-        from otpdag.mechanisms.smoothing import Bend, penalty_of  # only nodes with curves pay for it
+        from otpdag.mechanisms.smoothing import Bend, penalty_of  # only nodes with such priors pay for it
 
-        bends = [Bend(*one) for one in self.terms.bends()]
-        offset = self.terms.offset(parents)
-        return replace(self, bent=times * penalty_of(self.terms(parents), target, weight, offset, bends, link))
+        offset = 0.0 if self.terms is None else self.terms.offset(parents)
+        given = [Bend(*one) for one in bends]
+        return replace(self, bent=times * penalty_of(values, target, weight, offset, given, link))
+
+    def _bends(self) -> list[tuple[slice, Tensor]]:
+        """Columns whose prior the rows say the strength of, and its quadratic form: curves, and terms of a ridge."""
+        found = [] if self.terms is None else list(self.terms.bends())
+        if self.units is None or self.network or not isinstance(self.weight, Ridge) or self.weight.penalty is not None:
+            return found
+        known, scale = {place.start for place, _ in found}, self.units.in_scale.double().square()
+        if self.terms is None:
+            return [(slice(0, self.inputs), torch.diag(scale))]
+        for place, block in zip(self.terms.places, self.terms.blocks, strict=True):
+            if place.start not in known:
+                # levels of a category are alike, however often each occurs
+                alike = any(one.kind == "category" for one, _ in block)
+                found.append(
+                    (place, torch.diag(scale[place].mean().expand_as(scale[place]) if alike else scale[place]))
+                )
+        return found
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn the intercept at the parents' centre into the intercept at zero."""
@@ -540,7 +568,7 @@ class Predicted(Mechanism):
             return None
         from otpdag.mechanisms.terms import Terms  # only nodes that have some pay for it
 
-        return Terms.read(self.terms, family)
+        return Terms.read(self.terms, family, full=isinstance(self.weight, Ridge) and self.weight.penalty != 0)
 
     def parameters(self) -> dict[str, Parameter]:
         """What is predicted, and positive tables beside it."""

@@ -106,7 +106,8 @@ class _Working:
         fit = design @ beta.mT
         left = (trust * (response - fit) ** 2).sum()
         free = (weight.sum() * len(beta) - (inverse * gram).sum()).clamp(min=1.0)
-        return cls(beta, inverse, (fit + offset).clamp(-link.largest, link.largest), left / free)
+        spread = left / free if link.has_spread else torch.ones_like(left)
+        return cls(beta, inverse, (fit + offset).clamp(-link.largest, link.largest), spread)
 
 
 def _inside(target: Tensor, weight: Tensor, link: Link) -> Tensor:

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import chain, combinations, product
+from itertools import accumulate, chain, combinations, pairwise, product
 from math import prod
 from typing import Any, ClassVar, Literal
 
@@ -102,8 +102,11 @@ class Terms:
     """Joint states of the categories for which there are affine maps: beyond, rows are summed one by one."""
 
     @classmethod
-    def read(cls, text: str, family: Family, left: str | None = None) -> Terms:
-        """Read a formula; what stands on its left must be ``left``, by default the node."""
+    def read(cls, text: str, family: Family, left: str | None = None, *, full: bool = False) -> Terms:
+        """Read a formula; what stands on its left must be ``left``, by default the node.
+
+        With ``full`` every level of a category has a column, as where a prior tells what rows do not.
+        """
         terms = _expanded(text, family.node, left or family.node)
         read = [[_factor(one.expr, family) for one in term.factors if one.expr != "1"] for term in terms]
         offsets = tuple(own[0] for own in read if len(own) == 1 and own[0].text.startswith("offset("))
@@ -111,7 +114,9 @@ class Terms:
         if any(one.text.startswith("offset(") for own in products for one in own):
             raise ModelError(f"node {family.node!r}: an offset stands for itself, not in a product; got {text!r}")
         has_intercept = [] in read
-        found = cls(family, tuple(_blocks(products, has_intercept)), offsets, has_intercept)
+        every = (tuple((one, True) for one in own) for own in products)
+        blocks = tuple(every if full else _blocks(products, has_intercept))
+        found = cls(family, blocks, offsets, has_intercept)
         idle = [name for name, _ in family.parents if left is None and name not in found.parents]
         if idle:
             raise ModelError(
@@ -162,18 +167,22 @@ class Terms:
             knots[row, : one.size + 1] = torch.quantile(values, torch.linspace(0, 1, one.size + 1).double())
         return replace(self, knots=knots)
 
+    @cached_property
+    def places(self) -> tuple[slice, ...]:
+        """The columns of each product."""
+        sizes = [prod(len(factor.names(full)) for factor, full in block) for block in self.blocks]
+        ends = list(accumulate(sizes, initial=0))
+        return tuple(slice(*one) for one in pairwise(ends))
+
     def bends(self) -> Iterator[tuple[slice, Tensor]]:
         """Columns of each product with a smoothed spline, and how much it bends: a quadratic form of their slopes."""
-        begin = 0
-        for block in self.blocks:
-            form, size = torch.ones(1, 1, dtype=torch.float64), 1
+        for place, block in zip(self.places, self.blocks, strict=True):
+            form = torch.ones(1, 1, dtype=torch.float64)
             for factor, full in block:
-                own = len(factor.names(full))
-                penalty = roughness(self._knots(factor)) if factor.is_smoothed else torch.eye(own, dtype=torch.float64)
-                form, size = torch.kron(form, penalty), size * own
+                own = torch.eye(len(factor.names(full)), dtype=torch.float64)
+                form = torch.kron(form, roughness(self._knots(factor)) if factor.is_smoothed else own)
             if any(factor.is_smoothed for factor, _ in block):
-                yield slice(begin, begin + size), form
-            begin += size
+                yield place, form
 
     def __call__(self, parents: Parents) -> Tensor:
         """The features: (R, ..., columns)."""
