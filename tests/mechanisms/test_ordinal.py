@@ -95,10 +95,13 @@ def test_a_table_chooses_it_where_there_is_an_order(table):
     ordered = table.assign(
         w=pd.Categorical(table["w"].map({0: "low", 1: "mid", 2: "top"}), ["low", "mid", "top"], ordered=True)
     )
-    model = otp.Model.from_frame(otp.Graph([("u", "mood"), ("u", "w"), ("z", "u")]), ordered)
+    with pytest.warns(otp.ColumnTypeWarning, match="on a scale"):
+        model = otp.Model.from_frame(otp.Graph([("u", "mood"), ("u", "w"), ("z", "u")]), ordered)
     kinds = {node: type(one).__name__ for node, one in model.mechanisms.items()}
     assert kinds == {"u": "Normal", "mood": "Ordinal", "w": "Ordinal", "z": "Categorical"}
-    assert type(otp.Model.from_frame(otp.Graph([("mood", "u")]), table).mechanisms["mood"]) is m.Categorical
+    with pytest.warns(otp.ColumnTypeWarning, match="on a scale"):
+        alone = otp.Model.from_frame(otp.Graph([("mood", "u")]), table)
+    assert type(alone.mechanisms["mood"]) is m.Categorical
     file = parse_model_file("{edges: [[u, mood]], nodes: {mood: {type: Ordinal, link: probit}}}")
     assert file.build(table).mechanisms["mood"].size == 5
 

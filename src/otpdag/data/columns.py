@@ -670,8 +670,10 @@ def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
         return None
     if first == 1 and (step == 1).all():
         scale = levels >= _RULES.scale
-        doubt = f"answers on a scale, with an order? if they are kinds, m.Categorical({levels})" if scale else ""
-        return ColumnType(name, Discrete(levels), f"whole numbers 1 to {levels}", doubt, is_ordered=scale)
+        doubt = f"with parents as answers on a scale, m.Ordinal({levels}); if they are kinds, m.Categorical({levels})"
+        return ColumnType(
+            name, Discrete(levels), f"whole numbers 1 to {levels}", doubt if scale else "", is_ordered=scale
+        )
     if step[0] > 1 and (step == step[0]).all() and first in (0, step[0]):
         doubt = "amounts rather than codes? then m.Normal()"
         return ColumnType(name, Discrete(levels), f"{levels} values, evenly spaced: {_shown(distinct)}", doubt)
