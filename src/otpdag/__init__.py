@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from otpdag.graph import Graph as Graph
     from otpdag.graph import Lag as Lag
     from otpdag.graph import lag as lag
+    from otpdag.mechanisms.parameters import between as between
     from otpdag.mechanisms.parameters import pseudo_counts as pseudo_counts
     from otpdag.mechanisms.parameters import ridge as ridge
     from otpdag.mechanisms.parameters import start as start
@@ -72,7 +73,7 @@ _HOMES = {
         "OtpdagError",
     ],
     "graph": ["Graph", "Lag", "lag"],
-    "mechanisms.parameters": ["pseudo_counts", "ridge", "start", "tie"],
+    "mechanisms.parameters": ["between", "pseudo_counts", "ridge", "start", "tie"],
     "data": ["Documents", "Images", "Partitioned", "Sequences"],
     "model": ["Model", "load"],
     "model.streaming": ["impute_to", "posterior_to", "score_to"],

@@ -142,6 +142,36 @@ def test_priors_count_once_for_rows_in_parts(table, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+def test_bounds_hold_and_leave_what_is_inside(table):
+    free, bound = (fitted(table, "y", m.Normal(weight=one)) for one in (None, otp.between(0.0, None)))
+    own, inside = free.model.params()["y"], bound.model.params()["y"]
+    assert own["weight"][1] < 0
+    assert 0 < inside["weight"][1] < 1e-3
+    design = np.c_[np.ones(ROWS), table["x"]]  # without the parent that is held at its bound
+    best = np.linalg.lstsq(design, table["y"], rcond=None)[0]
+    np.testing.assert_allclose([inside["loc"], inside["weight"][0]], best, atol=1e-3)
+    wide = fitted(table, "y", m.Normal(weight=otp.between(-5.0, 5.0))).model.params()["y"]
+    np.testing.assert_allclose(wide["weight"], own["weight"], atol=1e-5)
+    assert list(bound.standard_errors().query("parameter == 'weight'")["note"]) == ["", "at the edge"]
+    file = parse_model_file("{edges: [[x, y]], nodes: {y: {type: Normal, weight: {between: [0, null]}}}}")
+    assert file.build(table[["x", "y"]]).structure.mechanisms["y"].weight == otp.between(0, None)
+    with pytest.raises(ModelError, match="larger upper"):
+        otp.between(1.0, 0.0)
+
+
+def test_a_prior_of_levels_counts_in_mixtures():
+    rng = np.random.default_rng(10)
+    x = np.r_[rng.normal(-3, 1, 60), rng.normal(5, 1, 60)]
+    nodes = {"z": m.Categorical(2), "x": m.Normal(loc=otp.ridge(5.0), shared_scale=True)}
+    found = otp.fit(otp.Model(otp.Graph([("z", "x")], hidden=["z"]), nodes), pd.DataFrame({"x": x})).model.params()["x"]
+    precision = 60 / found["scale"] ** 2
+    np.testing.assert_allclose(
+        found["loc"],
+        [precision * x[:60].mean() / (precision + 5), precision * x[60:].mean() / (precision + 5)],
+        atol=0.02,
+    )
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(ModelError, match="at least 0"):
         otp.ridge(-1.0)

@@ -34,7 +34,7 @@ from otpdag.errors import ModelError
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
-from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Parameter
+from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Between, Parameter
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, RowObjective, Units, curvature, differences
@@ -314,6 +314,9 @@ def _at_edge(parameter: Parameter, value: float, slope: float, edge: float = 1e-
     """
     if parameter.support is SIMPLEX or parameter.support is UNIT:
         return not edge < value < 1 - edge and (parameter.support is UNIT or parameter.shape[-1] > 1)
+    if isinstance(parameter.support, Between):
+        ends = [end for end in (parameter.support.low, parameter.support.high) if end is not None]
+        return min(abs(value - end) for end in ends) < 1e-3 * max(1.0, *map(abs, ends))
     if parameter.support in (REAL, INCREASING):
         return False
     unit = 1.0 if parameter.unit is None else float(parameter.unit.max())
@@ -326,7 +329,9 @@ def _ends(
     """Intervals that are even on the line on which each parameter is free."""
     supports = [REAL if parameter is None else parameter.support for parameter in parameters]
     is_share = np.array([support is SIMPLEX or support is UNIT for support in supports], dtype=bool)
-    is_real = np.array([support in (REAL, INCREASING) for support in supports], dtype=bool)
+    is_real = np.array(
+        [support in (REAL, INCREASING) or isinstance(support, Between) for support in supports], dtype=bool
+    )
     value, reach = estimate.to_numpy(), float(special.ndtri((1 + level) / 2)) * error.to_numpy()
     with np.errstate(all="ignore"):  # where there is no error, there is no interval
         lower, upper = (

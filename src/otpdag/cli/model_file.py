@@ -49,7 +49,7 @@ from otpdag.errors import DataError, GraphError, ModelError, listed, printable
 from otpdag.graph import MOST_STEPS_BACK, Graph, Lag
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import registered
-from otpdag.mechanisms.parameters import Fixed, Setting, Start, Tied, as_setting, pseudo_counts, ridge
+from otpdag.mechanisms.parameters import Fixed, Setting, Start, Tied, as_setting, between, pseudo_counts, ridge
 from otpdag.model import Model
 from otpdag.spaces import Space, space_from
 
@@ -282,6 +282,8 @@ def _read_setting(value: Any) -> Setting:
             return Tied(given)
         if key in PRIORS:
             return PRIORS[key](given)
+        if key == "between" and isinstance(given, list) and len(given) == 2:
+            return between(*given)
         if key in ("fix", "start") and not isinstance(given, bool | str):
             numbers = np.asarray(given, dtype=float)
             return Fixed(numbers) if key == "fix" else Start(numbers)
@@ -530,6 +532,8 @@ def _setting() -> dict[str, Any]:
     """A number or list fixes a parameter; a mapping of one key fixes, starts, ties or shrinks it."""
     values: dict[str, Any] = {key: {"type": "number", "minimum": 0} for key in PRIORS}
     values |= {"fix": {"$ref": "#/$defs/numbers"}, "start": {"$ref": "#/$defs/numbers"}, "tie": {"type": "string"}}
+    end = {"anyOf": [{"type": "null"}, {"type": "number"}]}
+    values["between"] = {"type": "array", "prefixItems": [end, end], "minItems": 2, "maxItems": 2}
     single = [
         {"type": "object", "properties": {key: value}, "required": [key], "additionalProperties": False}
         for key, value in values.items()

@@ -22,6 +22,7 @@ from otpdag.data import Batch, random_part
 from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states, maximised_hidden
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
+from otpdag.mechanisms.parameters import Bounded, Ridge
 from otpdag.problem import (
     LayOut,
     LossTerms,
@@ -143,7 +144,8 @@ class StateReader:
                 continue
             if not all(space.is_discrete for _, space in parents):
                 return None
-            if not isinstance(mechanism, ExponentialFamily):
+            settings = [parameter.setting for parameter in mechanism.declared().values()]
+            if not isinstance(mechanism, ExponentialFamily) or any(isinstance(s, Ridge | Bounded) for s in settings):
                 return None
             if not defines_together(mechanism, "features", "coefficients", "fitted"):
                 return None

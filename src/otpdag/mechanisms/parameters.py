@@ -129,6 +129,37 @@ class _Increasing(Support):
         return torch.nn.functional.pad(value.diff(dim=-1), (1, 0), value=1.0) > 0
 
 
+class Between(Support):
+    """Numbers above ``low``, below ``high``, or both.
+
+    >>> Between(2.0, 4.0).natural(torch.zeros(1)), Between(2.0, None).natural(torch.zeros(1))
+    (tensor([3.]), tensor([3.]))
+    """
+
+    def __init__(self, low: float | None, high: float | None) -> None:
+        self.low, self.high = low, high
+        sides = [f"above {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
+        self.name = f"a number {' and '.join(side for side in sides if side)}"
+
+    def natural(self, raw: Tensor) -> Tensor:
+        """A logistic curve between two bounds, an exponential beyond one."""
+        if self.low is not None and self.high is not None:
+            return self.low + (self.high - self.low) * torch.sigmoid(raw)
+        return self.low + raw.exp() if self.low is not None else (self.high or 0.0) - raw.exp()
+
+    def raw(self, natural: Tensor) -> Tensor:
+        """Invert :meth:`natural`; what lies at a bound comes back a sliver inside."""
+        if self.low is not None and self.high is not None:
+            return torch.logit((natural - self.low) / (self.high - self.low), eps=1e-9)
+        beyond = natural - self.low if self.low is not None else (self.high or 0.0) - natural
+        return beyond.clamp(min=1e-26).log()
+
+    def holds(self, value: Tensor) -> Tensor:
+        """Which lie inside."""
+        above = value > (-torch.inf if self.low is None else self.low)
+        return above & (value < (torch.inf if self.high is None else self.high))
+
+
 REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), _AboveOne(), _Unit(), _Simplex()
 INCREASING = _Increasing()
 
@@ -155,6 +186,23 @@ class Tied:
     """A parameter shared by every mechanism that names the same tie."""
 
     name: str
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A real parameter that is learned between bounds, either of which may be None."""
+
+    low: float | None
+    high: float | None
+
+    def inside(self, value: Tensor) -> Tensor:
+        """A place to start from: where the value is, or well inside the bound that it is beyond."""
+        if self.low is not None and self.high is not None:
+            edge = 0.01 * (self.high - self.low)
+            return value.clamp(self.low + edge, self.high - edge)
+        bound, sign = (self.high or 0.0, -1.0) if self.low is None else (self.low, 1.0)
+        beyond = sign * (value - bound)
+        return bound + sign * torch.where(beyond > 0, beyond, 0.1 * beyond.abs() + 1e-3)
 
 
 @dataclass(frozen=True)
@@ -192,7 +240,7 @@ class PseudoCounts:
 
 
 Prior = Ridge | PseudoCounts
-Setting = Fixed | Start | Tied | Formula | Prior | None
+Setting = Fixed | Start | Tied | Bounded | Formula | Prior | None
 SettingLike = ArrayLike | Setting
 """What a user may pass for a parameter: nothing, a setting, or a value to fix it at."""
 
@@ -208,6 +256,17 @@ def tie(name: str) -> Tied:
     if not isinstance(name, str) or not name:
         raise ModelError(f"a tie must have a name; got {name!r:.60}")
     return Tied(name)
+
+
+def between(low: float | None, high: float | None) -> Bounded:
+    """Learn a parameter between bounds: ``m.Normal(weight=otp.between(0, None))`` has slopes above zero."""
+    ends = [one for one in (low, high) if one is not None]
+    real = all(isinstance(one, int | float | np.number) and np.isfinite(one) for one in ends)
+    if not ends or not real or ends != sorted(set(ends)):
+        raise ModelError(
+            f"otp.between takes a lower and a larger upper bound, one of which may be None; got {low}, {high}"
+        )
+    return Bounded(*(None if one is None else float(one) for one in (low, high)))
 
 
 def ridge(penalty: float | None = None, centre: float = 0.0) -> Ridge:
@@ -236,7 +295,7 @@ def _penalty(value: float, named: str) -> float:
 
 def as_setting(value: object) -> Setting:
     """Read what a user passed for a parameter."""
-    if value is None or isinstance(value, Fixed | Start | Tied | Formula | Ridge | PseudoCounts):
+    if value is None or isinstance(value, Fixed | Start | Tied | Bounded | Formula | Ridge | PseudoCounts):
         return value
     if isinstance(value, str) and value.lstrip().startswith("~"):
         return Formula(value)
@@ -274,9 +333,13 @@ class Parameter:
     def __post_init__(self) -> None:
         """Read the setting; what is tied has no units."""
         object.__setattr__(self, "setting", as_setting(self.setting))
-        if isinstance(self.setting, Tied):
+        if isinstance(self.setting, Tied | Bounded):
             object.__setattr__(self, "origin", None)
             object.__setattr__(self, "unit", None)
+        if isinstance(self.setting, Bounded):
+            if self.support is not REAL:
+                raise ModelError(f"otp.between is for any real number; the parameter must be {self.support.name}")
+            object.__setattr__(self, "support", Between(self.setting.low, self.setting.high))
         if isinstance(self.setting, Formula):
             raise ModelError(f"a parameter must be numbers here, not the formula {self.setting.text!r:.60}")
         if isinstance(self.setting, Ridge | PseudoCounts) and self.setting.support is not self.support:
@@ -476,6 +539,8 @@ def encode(value: Any, owner: type, name: str) -> Any:
             return {"start": np.asarray(value.value, dtype=float).tolist()}
         case Tied():
             return {"tied": value.name}
+        case Bounded():
+            return {"between": [value.low, value.high]}
         case Formula():
             return {"formula": value.text}
         case Ridge():
@@ -512,6 +577,8 @@ def decode(value: Any) -> Any:
             return Start(np.asarray(item, dtype=float))
         case {"tied": str(item)}:
             return Tied(item)
+        case {"between": [low, high]}:
+            return between(low, high)
         case {"formula": str(item)}:
             return Formula(item)
         case {"ridge": [penalty, centre]}:

@@ -39,6 +39,7 @@ from otpdag.mechanisms.parameters import (
     POSITIVE,
     REAL,
     Axis,
+    Bounded,
     Formula,
     Parameter,
     Ridge,
@@ -291,7 +292,7 @@ class Predictor:
     @cached_property
     def _centred(self) -> bool:
         declared = self.parameters()
-        free = declared[self.name].learned and not isinstance(self.intercept, Tied)
+        free = declared[self.name].learned and not isinstance(self.intercept, Tied | Bounded)
         return self.units is not None and "weight" in declared and free
 
     def _at_centre(self, weight: Tensor) -> Tensor:

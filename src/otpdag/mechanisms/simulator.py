@@ -11,41 +11,10 @@ from torch import Tensor
 from otpdag.errors import ModelError, check_count
 from otpdag.mechanisms.base import Noise, Params, Parents
 from otpdag.mechanisms.deterministic import OfAnySpace
-from otpdag.mechanisms.parameters import REAL, Parameter, Setting, SettingLike, Start, Support, as_setting
+from otpdag.mechanisms.parameters import REAL, Between, Parameter, Setting, SettingLike, Start, Support, as_setting
 from otpdag.spaces import Real, Space
 
 Bounds = Mapping[str, tuple[float | None, float | None]]
-
-
-class Between(Support):
-    """Numbers above ``low``, below ``high``, or both.
-
-    >>> Between(2.0, 4.0).natural(torch.zeros(1)), Between(2.0, None).natural(torch.zeros(1))
-    (tensor([3.]), tensor([3.]))
-    """
-
-    def __init__(self, low: float | None, high: float | None) -> None:
-        self.low, self.high = low, high
-        sides = [f"above {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
-        self.name = f"a number {' and '.join(side for side in sides if side)}"
-
-    def natural(self, raw: Tensor) -> Tensor:
-        """A logistic curve between two bounds, an exponential beyond one."""
-        if self.low is not None and self.high is not None:
-            return self.low + (self.high - self.low) * torch.sigmoid(raw)
-        return self.low + raw.exp() if self.low is not None else (self.high or 0.0) - raw.exp()
-
-    def raw(self, natural: Tensor) -> Tensor:
-        """Invert :meth:`natural`; what lies at a bound comes back a sliver inside."""
-        if self.low is not None and self.high is not None:
-            return torch.logit((natural - self.low) / (self.high - self.low), eps=1e-9)
-        beyond = natural - self.low if self.low is not None else (self.high or 0.0) - natural
-        return beyond.clamp(min=1e-26).log()
-
-    def holds(self, value: Tensor) -> Tensor:
-        """Which lie inside."""
-        above = value > (-torch.inf if self.low is None else self.low)
-        return above & (value < (torch.inf if self.high is None else self.high))
 
 
 class Simulator(OfAnySpace):
