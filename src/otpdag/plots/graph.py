@@ -277,8 +277,6 @@ class Layout:
         Given all other rows, the best places of one are an isotonic regression on the means of its neighbours; long
         edges weigh more, to be straight.
         """
-        from scipy.optimize import isotonic_regression  # slow to import
-
         items = [item for row in self.rows for item in row]
         weight = [(1.0, 2.0, 8.0)[isinstance(a, int) + isinstance(b, int)] for a, b in joined.edges]
         nx.set_edge_attributes(joined, dict(zip(joined.edges, weight, strict=True)), "weight")
@@ -292,7 +290,7 @@ class Layout:
         for sweep in range(sweeps):
             for part, start in list(zip(parts, starts, strict=True))[:: 1 - 2 * (sweep % 2)]:
                 wish = pull[part] @ x / total[part] - start
-                x[part] = isotonic_regression(wish, weights=total[part]).x + start
+                x[part] = isotonic(wish, total[part]) + start
         return dict(zip(items, x.tolist(), strict=True))
 
     def _down(self, joined: nx.DiGraph) -> tuple[dict[Item, float], dict[Item, float]]:
@@ -348,6 +346,23 @@ def _wrapped(name: str, most: int) -> str:
             lines.append("")
         lines[-1] += piece
     return "\n".join(line.strip() for line in lines)
+
+
+def isotonic(values: Array, weights: Array) -> Array:
+    """The nearest numbers that nowhere fall, by weighted squares: neighbours that do are pooled.
+
+    >>> isotonic(np.array([1.0, 3.0, 2.0]), np.array([1.0, 1.0, 3.0])).tolist()
+    [1.0, 2.25, 2.25]
+    """
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        pool = (value, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            other = pools.pop()
+            mass = other[1] + pool[1]
+            pool = ((other[0] * other[1] + pool[0] * pool[1]) / mass, mass, other[2] + pool[2])
+        pools.append(pool)
+    return np.repeat([value for value, _, _ in pools], [many for _, _, many in pools])
 
 
 def _size(text: str) -> Array:
