@@ -64,7 +64,7 @@ class Direct:
         unmatched: The share of the rows that the model need not explain, or ``"auto"``: the least
             share without which chance may explain the cost of the others.
         most_unmatched: Of ``"auto"``: the largest share.
-        points: Points that stand for the model.
+        points: Points that stand for the model; 2,048, or 200 for each of more than ten columns, if left out.
         states: Joint states of categories that are listed; further categories, and counts, are drawn.
         steps: Steps that drawn points serve for.
         draws: Of what a row with gaps misses.
@@ -76,7 +76,7 @@ class Direct:
     costs: Mapping[str, AbstractCost | PointFunction | str] = field(default_factory=dict)
     unmatched: float | Literal["auto"] = 0.0
     most_unmatched: float = 0.25
-    points: int = 2048
+    points: int | None = None
     states: int = 256
     steps: int = 25
     draws: int = 4
@@ -88,13 +88,18 @@ class Direct:
         if self.divergence is not None:
             _check_divergence(self.divergence)
         for name in ("points", "states", "steps", "draws", "rounds", "window"):
-            check_count(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if self.unmatched != "auto" and not (isinstance(self.unmatched, int | float) and 0 <= self.unmatched < 1):
             raise ModelError(f"unmatched must be a share of at least 0 and below 1, or 'auto'; got {self.unmatched!r}")
         if not 0 < self.most_unmatched < 1:
             raise ModelError(f"most_unmatched must be a share between 0 and 1; got {self.most_unmatched!r}")
         if self.costs and not hasattr(self.divergence or Sinkhorn(), "cost"):
             raise ModelError(f"costs are of Wasserstein or Sinkhorn, which have a ground cost; got {self.divergence!r}")
+
+    def size(self, columns: int) -> int:
+        """How many points stand for a model of so many columns."""
+        return self.points or max(2048, 200 * columns)
 
     def sliced(self, columns: int) -> SlicedWasserstein:
         """What chooses directions: ten for each of many columns, if nothing was said."""

@@ -216,14 +216,14 @@ def test_a_cluster_along_a_factor_is_left_out():
     """Its rows are likely one by one, under the factor's tail; there are only too many of them."""
     rng = np.random.default_rng(12)
     loadings = np.array([0.6, 0.9, 0.9, 1.3])
-    values = rng.normal(size=(1000, 1)) * loadings + np.array([0.7, 0.75, 0.45, 0.9]) * rng.normal(size=(1000, 4))
-    values[:100] = 2.4 * loadings + 0.1 * rng.normal(size=(100, 4))
+    values = rng.normal(size=(2000, 1)) * loadings + np.array([0.7, 0.75, 0.45, 0.9]) * rng.normal(size=(2000, 4))
+    values[:200] = 2.4 * loadings + 0.1 * rng.normal(size=(200, 4))
     names = ["a", "b", "c", "d"]
     graph = otp.Graph([("f", name) for name in names], hidden=["f"])
     model = otp.Model(graph, {"f": m.Normal(loc=0.0, scale=1.0)} | {name: m.Normal() for name in names})
     result = otp.fit(model, pd.DataFrame(values, columns=names), robust="outliers", seed=1)
-    assert (np.asarray(result.row_weights)[:100] == 0).mean() > 0.9
-    assert np.asarray(result.row_weights)[100:].mean() > 0.95
+    assert (np.asarray(result.row_weights)[:200] == 0).mean() > 0.9
+    assert np.asarray(result.row_weights)[200:].mean() > 0.95
     found = np.abs([float(np.squeeze(model.params()[name]["weight"])) for name in names])
     np.testing.assert_allclose(found, loadings, atol=0.12)
 
@@ -251,10 +251,11 @@ def test_the_search_has_the_stages_that_the_options_say(monkeypatch):
 
 def test_guesses_of_the_clean_rows_are_all_central_and_dense_ones_and_all_but_a_group():
     columns = np.concatenate([RNG.normal(size=(300, 2)), 0.1 * RNG.normal(size=(30, 2)) + 8.0])
-    everyone, joined, dense, central, *others = clean_guesses(columns, np.random.default_rng(2), most=0.25)
+    everyone, joined, dense, central, sparse, *others = clean_guesses(columns, np.random.default_rng(2), most=0.25)
     assert everyone.tolist() == list(range(330))
     assert set(joined) == set(range(300))
     assert (len(dense), len(central)) == (264, 247)
+    assert len(set(sparse) & set(range(300, 330))) < 10
     left_out = np.setdiff1d(everyone, central)
     assert np.abs(columns[central]).max(1).max() <= np.abs(columns[left_out]).max(1).min()
     tenth = np.sort(cdist(columns, columns), axis=1)[:, 9]  # of all rows, itself among them

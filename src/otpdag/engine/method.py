@@ -164,7 +164,7 @@ def transport(
         costs: Of the direct route: ground costs of nodes, in units of their spread, where the divergence has one:
             ``"squared"``, ``"absolute"``, ``"0/1"``, a cost or a function of two values.
         unmatched: Of the direct route: the share of the rows that the model need not explain, or ``"auto"``.
-        points: Of the direct route: points that stand for the model; 2,048 if left out.
+        points: Of the direct route: points that stand for the model; 2,048 or more if left out.
         steps: Most steps; 400 of L-BFGS or 3,000 of Adam if left out.
         batch_size: Of the backward route: rows in a step, 512 if left out.
         learning_rate: Of the backward route; 0.01 if left out.
@@ -173,8 +173,7 @@ def transport(
     if route == "direct":
         if any(setting is not None for setting in (batch_size, learning_rate, hidden_layers)):
             raise ModelError("batch_size, learning_rate and hidden_layers are of the route 'backward': leave them out")
-        direct = Direct(divergence, costs or {}, unmatched)
-        direct = direct if points is None else replace(direct, points=points)
+        direct = Direct(divergence, costs or {}, unmatched, points=points)
         return Method(
             "transport",
             Objective(reconstruction=0.0, direct=direct),

@@ -266,7 +266,7 @@ class TransportJudge:
 
     def left_out(self, points: Tensor) -> Tensor:
         """The share of the rows (R,) that the model must leave out."""
-        return _placed(self.part, points).left_out(points)
+        return _placed(self.part, points).left_out(points)[0]
 
     def nearest(self, points: Tensor, size: int) -> Tensor:
         """Of so many rows that the model itself makes, the rows of the data (R, size) that lie nearest to them."""
@@ -279,7 +279,7 @@ class TransportJudge:
 
     def explained(self, points: Tensor) -> Tensor:
         """Which rows (R, N) the model explains."""
-        left_out = _placed(self.part, points).left_out(points, least=False)
+        left_out = _placed(self.part, points).left_out(points)[1]
         return _placed(self.whole, points).explained(points, left_out)
 
 
@@ -309,8 +309,9 @@ def beaten_by(losses: Tensor, weights: Tensor, near: Tensor, parameters: int) ->
     for loss, weight, mine in zip(losses, weights, own, strict=True):
         both = torch.minimum(weights, weight)
         mass, here, there = both.sum(-1), (both * mine).sum(-1), (both * own).sum(-1)
-        here, there = here.clamp(min=1 / rows), there.clamp(min=1 / rows)
-        better = (both * (losses - loss)).sum(-1) + mass * (there / here).log()
+        here, there = here.clamp(1 / rows, 1), there.clamp(1 / rows, 1)
+        gained = torch.where(both > 0, both * (losses - loss), 0.0).sum(-1)
+        better = (gained + mass * (there / here).log()).nan_to_num(torch.inf)
         chance = parameters + 2 * mass * (((1 - here) / here + (1 - there) / there) / near.shape[-1]).sqrt()
         worst = torch.maximum(worst, better / rows + (better - chance).clamp(min=0))
     return worst
@@ -329,9 +330,10 @@ def _judged(problem: Problem, points: Tensor, losses: Tensor) -> Tensor:
 
 
 def clean_guesses(columns: Array, generator: np.random.Generator, most: float, groups: int = 8) -> list[Rows]:
-    """Guesses of the clean rows: all, central and dense ones, and all but one of a few groups, the most isolated first.
+    """Guesses of the clean rows: all, central, dense and sparse ones, all but one of a few groups, isolated ones first.
 
-    All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted.
+    All rows, because a small component that belongs to the model looks like a group of outliers until it is fitted;
+    sparse ones, because a tight group is denser than any component.
     """
     from scipy.spatial import cKDTree  # slow to import
 
@@ -348,8 +350,9 @@ def clean_guesses(columns: Array, generator: np.random.Generator, most: float, g
     jittered = columns + 1e-6 * generator.standard_normal(columns.shape)
     near = jittered[generator.choice(rows, min(len(rows), MOST_SAMPLED), replace=False)]
     tenth = np.asarray(cKDTree(near).query(jittered, k=[min(10, len(near))])[0])[:, 0]
-    dense = np.argsort(tenth)[: max(2, int(0.8 * len(rows)))]
-    return [rows, *others[:1], dense, central, *others[1:]]
+    by_density = np.argsort(tenth)
+    dense, sparse = by_density[: max(2, int(0.8 * len(rows)))], by_density[int(0.5 * most * len(rows)) :]
+    return [rows, *others[:1], dense, central, sparse, *others[1:]]
 
 
 def standard_columns(structure: Structure, batch: Batch) -> Array:

@@ -114,7 +114,8 @@ def lay_out(structure: Structure, batch: Batch, direct: Direct, seed: int, windo
     sizes = [structure.mechanisms[node].space.width for node in listed]
     states, nodes = math.prod(sizes), [n for n in structure.graph.order if n not in (*listed, *structure.given)]
     is_noisy = structure.given or any(structure.mechanisms[node].noise.dim for node in nodes)
-    total = max(direct.points // windows, min(direct.points, FEWEST_PATHS))
+    size = direct.size(len(structure.graph.observed))
+    total = max(size // windows, min(size, FEWEST_PATHS))
     each = max(1, total // states) if is_noisy else 1
     index = torch.cartesian_prod(torch.zeros(1).long(), *(torch.arange(size) for size in sizes)).reshape(states, -1)
     values = {

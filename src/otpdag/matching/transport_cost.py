@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -153,6 +152,13 @@ class ComparedRows:
     divergence: AbstractDivergence
     directions: Tensor
 
+    @property
+    def name(self) -> str:
+        """What a note calls the transport cost."""
+        if isinstance(self.divergence, SlicedWasserstein):
+            return f"W{self.divergence.p:g} along {self.directions.shape[-1]} directions"
+        return "Sinkhorn's divergence of whole rows"
+
     def cost(self, points: Tensor, weight: Tensor) -> Tensor:
         """The transport cost (R,) to points (R or 1, M, d) with weights (R or 1, M)."""
         if not isinstance(self.divergence, SlicedWasserstein):
@@ -225,9 +231,15 @@ class Matching:
         assert best is not None, "at least one round"
         return best
 
-    def cost(self, left_out: float) -> float:
-        """What remains of the cost with at most such a share left out."""
-        return float(self.leaving(left_out, rounds=12).cost.nan_to_num(torch.inf))
+    def costs(self, left_out: Tensor) -> Tensor:
+        """Costs (G,) with at most such rising shares (G,) left out; once they do not fall any more, the last."""
+        found: list[Tensor] = []
+        for share in left_out.tolist():
+            cost = self.leaving(share, rounds=12).cost
+            if found and not cost < found[-1]:
+                break
+            found.append(cost)
+        return torch.stack(found + found[-1:] * (len(left_out) - len(found)))
 
 
 @dataclass(frozen=True)
@@ -244,24 +256,19 @@ class Partial:
         return self.share * self.cost
 
 
-def least_left_out(cost: Callable[[float], float], shares: Sequence[float], enough: float) -> float:
-    """The share at which a cost that falls with it comes down to ``enough``, between rising ones that are tried.
+def least_left_out(left_out: Tensor, costs: Tensor, enough: float | Tensor) -> Tensor:
+    """The share (...) at which falling costs (..., G) at rising shares (G,) come down to ``enough``.
 
-    Where it never does, the largest share and what is missing; where it always is, minus what is to spare.
+    Where they never do, the largest share and what is missing; where they always are, minus what is to spare.
 
-    >>> shares = [0.0, 0.1, 0.2]
-    >>> [
-    ...     round(least_left_out(dict(zip(shares, costs)).get, shares, 2.0), 3)
-    ...     for costs in ([3, 1, 1], [1.5, 1, 1], [9, 9, 3])
-    ... ]
-    [0.05, -0.5, 1.2]
+    >>> shares = torch.tensor([0.0, 0.1, 0.2])
+    >>> least_left_out(shares, torch.tensor([[3.0, 1.0, 1.0], [1.5, 1.0, 1.0], [9.0, 9.0, 3.0]]), 2.0)
+    tensor([ 0.0500, -0.5000,  1.2000])
     """
-    before = cost(shares[0])
-    if before <= enough:
-        return before - enough
-    for last, share in pairwise(shares):
-        after = cost(share)
-        if after <= enough:
-            return last + (share - last) * (before - enough) / (before - after)
-        before = min(before, after)
-    return shares[-1] + before - enough
+    enough = torch.as_tensor(enough).to(costs)[..., None]
+    at = (costs > enough).sum(-1, keepdim=True).clamp(1, len(left_out) - 1)
+    before, after = costs.gather(-1, at - 1), costs.gather(-1, at)
+    within = left_out[at - 1] + (left_out[at] - left_out[at - 1]) * (before - enough) / (before - after)
+    spare, missing = costs[..., :1] - enough, costs[..., -1:] - enough
+    found = torch.where(missing > 0, left_out[-1] + missing, within)
+    return torch.where(spare <= 0, spare, found)[..., 0]

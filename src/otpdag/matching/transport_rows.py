@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -172,16 +171,20 @@ class TransportRows(TableRows):
         return not bool(self._seen.all()) and self.structure.has_densities
 
     def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
-        """Whether rows with gaps took part, and what the gradient is."""
-        jumps = "simulated values jump or have no gradient: the cost was differentiated by differences"
-        said = (jumps,) if point is not None and self.jumps else ()
-        if point is None or bool(self._seen.all()) or self._can_complete:
-            return said
-        return (
-            *said,
-            f"{int((~self._seen).sum())} rows with gaps were compared by what they show only: what they miss has no "
-            "density to draw it from; that is right if gaps do not depend on any value; see docs/missing-data.md",
-        )
+        """Whether rows with gaps took part, what the gradient is, and by which cost, if nobody said."""
+        if point is None:
+            return ()
+        said = []
+        if not bool(self._seen.all()) and not self._can_complete:
+            said.append(
+                f"{int((~self._seen).sum())} rows with gaps were compared by what they show only: what they miss has "
+                "no density to draw it from; that is right if gaps do not depend on any value; see docs/missing-data.md"
+            )
+        if self.jumps:
+            said.append("simulated values jump or have no gradient: the cost was differentiated by differences")
+        if self.direct.divergence is None:
+            said.append(f"the transport cost is {self.compared.name}, to {self.points.size:,} points of the model")
+        return tuple(said)
 
     # -- other rows ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +192,11 @@ class TransportRows(TableRows):
         """Fewer rows, and fewer points if ``coarse``."""
         part = random_part(self.rows, rows, self.seed)
         batch = self.batch if part is None else self.batch.take(part)
-        direct = replace(self.direct, points=max(1, self.direct.points // 4)) if coarse else self.direct
+        direct = (
+            replace(self.direct, points=max(1, self.direct.size(len(self.columns.places)) // 4))
+            if coarse
+            else self.direct
+        )
         if coarse and self.columns.windows > 1 and isinstance(direct.divergence, SlicedWasserstein):
             few = max(1, direct.divergence.projections // 4)
             direct = replace(direct, divergence=replace(direct.divergence, projections=few))
@@ -222,30 +229,29 @@ class TransportRows(TableRows):
         """Partial transport at these replicas: the rows that the model explains, and what that costs."""
         left_out = points.new_full((len(points),), 0.0 if self.direct.unmatched == "auto" else self.direct.unmatched)
         if self.direct.unmatched == "auto":
-            left_out = self.left_out(points, least=False).clamp(0.0, self.direct.most_unmatched)
+            left_out = self.left_out(points)[1].clamp(0.0, self.direct.most_unmatched)
         return self._every_row(points).matched(*self.model_side(points.detach()), left_out)
 
-    def left_out(self, points: Tensor, *, least: bool = True) -> Tensor:
-        """The least share of the rows (R,) without which chance may explain the cost of the others.
+    def left_out(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """The least share of the rows (R,) without which chance may explain the cost of the others, and all of it (R,).
 
         It is the index of fit of Rudas, Clogg and Lindsay (1994), by transport. What chance explains is told by the
         lowest cost that any of these replicas has, with whatever left out. Beyond the largest share that may be, it
         grows with the cost that is left; below zero, with what is to spare (:func:`least_left_out`).
 
-        If not the ``least``, where something must be left out, all: a little more than the share beyond which hardly
-        anything is gained, for rows of the model's own lose a small part of themselves, those that are foreign all.
+        All of it is a little more than the share beyond which hardly anything is gained: rows of the model's own lose a
+        small part of themselves then, those that are foreign all.
         """
         points = points.detach()
-        shares = np.linspace(0.0, self.direct.most_unmatched, TRIED_SHARES + 1).tolist()
-        rivals = [cache(one.cost) for one in self._every_row(points).matchings(*self.model_side(points))]
-        costs = [cost(shares[-1]) for cost in rivals]
-        best = int(np.argmin(costs))
-        lowest = max(costs[best], FITTED * self._chance(points[best % len(points)][None]))
-        found = [least_left_out(cost, shares, BY_CHANCE * lowest) for cost in rivals]
-        for at, cost in enumerate([] if least else rivals):
-            if found[at] > 0:
-                found[at] = shares[1] + least_left_out(cost, shares, NO_GAIN * max(lowest, costs[at]))
-        return points.new_tensor(found).expand(len(points))
+        shares = torch.linspace(0.0, self.direct.most_unmatched, TRIED_SHARES + 1).to(points)
+        each = [one.costs(shares) for one in self._every_row(points).matchings(*self.model_side(points))]
+        costs = torch.stack(each).nan_to_num(torch.inf)
+        best = int(costs[:, -1].argmin())
+        lowest = max(float(costs[best, -1]), FITTED * self._chance(points[best % len(points)][None]))
+        least = least_left_out(shares, costs, BY_CHANCE * lowest)
+        further = shares[1] + least_left_out(shares, costs, NO_GAIN * costs[:, -1].clamp(min=lowest))
+        all_of_it = torch.where(least > 0, further, least)
+        return least.expand(len(points)), all_of_it.expand(len(points))
 
     def _chance(self, point: Tensor) -> float:
         """The cost of rows that the model itself makes at a point (1, P), as many as there are."""

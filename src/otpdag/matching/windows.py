@@ -96,7 +96,7 @@ class TransportWindows(Problem):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TransportWindows:
         """About so many steps, or these sequences; fewer points if ``coarse``."""
-        direct = replace(self.direct, points=max(1, self.direct.points // 4)) if coarse else self.direct
+        direct = replace(self.direct, points=max(1, self.direct.size(1) // 4)) if coarse else self.direct
         part = part_of(self.batch, rows, self.seed)
         return transport_windows(self.structure, part, self.shapes, direct, self.seed)
 
@@ -155,7 +155,7 @@ def _points(
     structure: Structure, states: States, paths: Tensor, direct: Direct, seed: int, like: Tensor
 ) -> tuple[ModelPoints, ...]:
     """Points of every step of a window: as many for each path."""
-    each = max(1, direct.points // len(paths))
+    each = max(1, direct.size(1) // len(paths))
     size, observed = each * len(paths), structure.graph.observed
     return tuple(
         ModelPoints(
