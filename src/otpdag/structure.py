@@ -56,13 +56,13 @@ class Structure:
         _check_names(graph, mechanisms)
         bound: dict[str, Mechanism] = {}
         for node in graph.order:
-            for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))):
-                if isinstance(mechanisms[parent].space, Interval):
-                    raise ModelError(f"node {node!r}: its parent {parent!r} is censored, which no mechanism can read")
             parents = tuple((parent, bound[parent].space) for parent in graph.parents(node))
             lagged = tuple(
                 (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)
             )
+            for parent, space in parents + lagged:
+                if isinstance(space, Interval):
+                    raise ModelError(f"node {node!r}: its parent {parent!r} is censored, which no mechanism can read")
             unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))))
             bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden, unseen))
             if lagged and node in graph.hidden:
