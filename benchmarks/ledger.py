@@ -197,6 +197,9 @@ CHILDREN: dict[str, tuple[Callable[..., Any], Callable[[np.ndarray, np.random.Ge
     "negative_binomial": (m.NegativeBinomial, lambda x, rng: rng.poisson(np.exp(x / 2) * rng.gamma(3.0, 0.5, len(x)))),
     "categorical": (partial(m.Categorical, 3), category),
     "bernoulli": (m.Bernoulli, lambda x, rng: (rng.random(len(x)) < logistic(x)).astype(int)),
+    "ordinal": (partial(m.Ordinal, 3), lambda x, rng: np.digitize(rng.logistic(x), [-1.0, 1.0])),
+    "weibull": (m.Weibull, lambda x, rng: np.exp(0.5 * x) * rng.weibull(2.0, len(x))),
+    "exponential": (m.Exponential, lambda x, rng: rng.exponential(np.exp(0.5 * x))),
 }
 
 
