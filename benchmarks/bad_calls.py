@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from typer.testing import CliRunner
 
 import otpdag as otp
@@ -28,6 +29,7 @@ __all__ = ["bad_calls", "damaged_folders", "raw_error"]
 
 Call = tuple[str, Callable[[], Any]]
 ODD: tuple[Any, ...] = (None, 5, -1, 2.5, True, float("nan"), "abc", b"x", [], {}, object(), [[1], [2, 3]], ["a"])
+ODD += (float("inf"), 10**400, 1j, "a" * 300)
 GRAPH = otp.Graph([("x", "y")])
 TABLE = pd.DataFrame({"x": np.arange(20.0) % 7, "y": np.arange(20.0) % 5, "c": list("ab") * 10})
 
@@ -158,6 +160,9 @@ def _tables() -> Iterator[Call]:
         yield f"{name} in a file", lambda path=path: _fit(data=path)
         parts = otp.Partitioned(path, block_rows=10, held_rows=5)
         yield f"{name} in parts", lambda parts=parts: _fit(data=parts)
+    tensors = {"half precision": torch.ones(20).bfloat16(), "sparse tensors": torch.eye(20)[0].to_sparse()}
+    for name, tensor in tensors.items():
+        yield name, lambda tensor=tensor: _fit(data={"x": tensor, "y": np.arange(20.0)})
     pairs = pd.MultiIndex.from_tuples([("x", "a"), ("y", "b")])
     yield "names of two parts", lambda: _fit(data=pd.DataFrame(np.ones((20, 2)), columns=pairs))
     yield "names that are numbers", lambda: _fit(data=pd.DataFrame(np.ones((20, 2))))

@@ -93,7 +93,7 @@ class Mutant:
 def mutant_of(path: Path, number: int) -> Mutant:
     """One of the mutants of a file.
 
-    >>> mutant_of(SOURCE / "objective" / "settings.py", 0).module
+    >>> mutant_of(SOURCE / "settings.py", 0).module
     'otpdag.settings'
     """
     tree = ast.parse(path.read_text())
@@ -365,7 +365,7 @@ def main() -> None:
     parser.add_argument(
         "--part",
         action="append",
-        help=f"one of {', '.join(ROOMS)}, or a module as objective/direct.py; may be repeated",
+        help=f"one of {', '.join(ROOMS)}, or a module as answers/queries.py; may be repeated",
     )
     parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="of the tests that meet each mutant")
     options = parser.parse_args()

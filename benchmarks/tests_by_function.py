@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,8 +26,8 @@ __all__ = ["FILE", "ROOMS", "TestsByFunction", "record"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "otpdag"
-ROOMS = ("engine", "objective", "backward", "mechanisms", "divergences")
-"""The packages of the library whose functions are noted."""
+ROOMS = ("engine", "likelihood", "answers", "mechanisms", "matching")
+"""The packages of the library whose functions are noted: fitting, answers and uncertainty."""
 FILE = Path(__file__).with_suffix(".json")
 MOST_MIRRORS, MOST_FOR_A_LINE, MOST_THOROUGH = 40, 16, 8
 """Tests of each function that are kept: of the file that mirrors its module, of those that run each of its lines the
@@ -36,6 +36,8 @@ THOROUGH = 4.0
 """Seconds of the longest of these."""
 MOST_ALIKE = 12
 """Of the tests of a function, those that differ only in their parameters."""
+MOST_CALLS = 20
+"""Of a function in a test whose lines are noted: a line that only later calls run is rare, and noting takes time."""
 
 
 Line: TypeAlias = tuple[str, int]
@@ -93,6 +95,7 @@ class _Recorder:
 
     def _watched(self, item: pytest.Item, lines: set[Line]) -> Iterator[None]:
         seen: dict[CodeType, set[int]] = {}
+        calls: Counter[CodeType] = Counter()
 
         def note_lines(frame: FrameType, event: str, value: Any) -> Any:
             seen[frame.f_code].add(frame.f_lineno)
@@ -100,11 +103,10 @@ class _Recorder:
 
         def note(frame: FrameType, event: str, value: Any) -> Any:
             code = frame.f_code
-            if code in seen:
-                return note_lines
-            if not _name_of(code):
+            calls[code] += 1
+            if calls[code] > MOST_CALLS or not _name_of(code):
                 return None
-            seen[code] = set()
+            seen.setdefault(code, set())
             return note_lines
 
         began = time.process_time()

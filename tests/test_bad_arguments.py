@@ -9,6 +9,7 @@ from benchmarks.bad_calls import bad_calls, damaged_folders, raw_error
 from otpdag import interop
 from otpdag import mechanisms as m
 
+GRAPH = otp.Graph([("a", "b")])
 BIF = """network n { }
 variable a { type discrete [ 2 ] { no, yes }; }
 variable b { type discrete [ 2 ] { no, yes }; }
@@ -108,3 +109,51 @@ def test_a_table_of_many_levels_is_the_cross_table():
     assert otp.fit(model, table).status.converged
     expected = pd.crosstab(table["a"], table["b"], normalize="index").to_numpy()
     np.testing.assert_allclose(model.params()["b"]["probs"], expected, atol=1e-3)
+
+
+def test_masked_cells_are_missing_ones():
+    rng = np.random.default_rng(1)
+    x, k = rng.normal(size=40), np.array(["a", "b"] * 20)
+    x[:4], masked = 50.0, np.arange(40) < 4
+    model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(2), "x": m.Normal()})
+    otp.fit(model, {"x": np.ma.masked_array(x, mask=masked), "k": np.ma.masked_array(k, mask=masked)})
+    for place, level in enumerate("ab"):
+        assert model.params()["x"]["loc"][place] == pytest.approx(x[~masked & (k == level)].mean(), abs=1e-6)
+
+
+def test_data_that_tell_nothing_are_refused():
+    ones = np.random.default_rng(2).normal(size=(30, 2))
+    lagged = otp.Model(otp.Graph([otp.lag("x", "x", 2)]), {"x": m.Normal()})
+    with pytest.raises(otp.DataError, match="'x' depends on 2 steps before, and no sequence is longer than 2"):
+        otp.fit(lagged, ones)
+    counts = otp.Model(otp.Graph([], nodes=["n"]), {"n": m.Poisson()})
+    with pytest.raises(otp.DataError, match="at most 7e10; found 1e"):
+        otp.fit(counts, pd.DataFrame({"n": [10**15, 2, 3, 4]}))
+
+
+def test_what_no_memory_holds_is_refused_before_it_is_laid_out():
+    model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(3000), "x": m.Bernoulli()})
+    table = pd.DataFrame({"k": np.arange(200_000) % 3000, "x": np.arange(200_000) % 2})
+    with pytest.raises(otp.DataError, match=r"'k' has 3000 categories in 200000 rows.* put rare categories together"):
+        otp.fit(model, table)
+    small = otp.Model(GRAPH, {"a": m.Normal(), "b": m.Normal()})
+    small.set_params({"a": {"loc": 0.0, "scale": 1.0}, "b": {"loc": 0.0, "weight": [1.0], "scale": 1.0}})
+    with pytest.raises(otp.ModelError, match=r"at most 2\^31 cells"):
+        small.sample(10**12, seed=0)
+
+
+@pytest.mark.parametrize("path", ["a" * 300, "folder/" + "ü" * 200])
+def test_names_that_no_file_has_are_refused(path):
+    table = pd.DataFrame({"a": np.arange(9.0) % 4, "b": np.arange(9.0) % 5})
+    with pytest.raises(otp.DataError, match="text that a file can be called"):
+        otp.fit(otp.Model(GRAPH, {"a": m.Normal(), "b": m.Normal()}), table, checkpoint=path)
+
+
+def test_each_level_of_a_large_category_has_its_own_mean():
+    """Rows of a table of means are looked up where they are many: groups of a table are the outside truth."""
+    rng = np.random.default_rng(3)
+    k = np.concatenate([np.arange(300), rng.integers(0, 300, 1500)])
+    table = pd.DataFrame({"k": k, "x": rng.normal(np.sin(k))})
+    model = otp.Model(otp.Graph([("k", "x")]), {"k": m.Categorical(300), "x": m.Normal(scale=1.0)})
+    otp.fit(model, table)
+    np.testing.assert_allclose(model.params()["x"]["loc"], table.groupby("k")["x"].mean(), atol=1e-3)

@@ -132,7 +132,7 @@ def check_level(level: object) -> None:
 def check_seconds(name: str, seconds: object) -> None:
     """Refuse times that are not positive numbers; None is no limit."""
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if seconds is not None and not (is_number and float(str(seconds)) > 0):
+    if seconds is not None and not (is_number and float(str(seconds)) > 0 and len(str(seconds)) < 300):
         raise ModelError(f"{name} must be a number of seconds above zero; got {seconds!r}")
 
 

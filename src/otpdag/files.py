@@ -45,7 +45,7 @@ def as_path(path: object) -> Path:
     """
     try:
         named = Path(path)  # type: ignore[arg-type]
-        is_name = b"\0" not in os.fsencode(named)
+        is_name = b"\0" not in os.fsencode(named) and all(len(os.fsencode(part)) < 256 for part in named.parts)
     except (TypeError, ValueError):
         is_name = False
     if not is_name:

@@ -331,7 +331,7 @@ class Count(Vector):
     A learned map draws them relaxed to positive numbers, so that unconstrained coordinates are logarithms.
     """
 
-    holds: ClassVar[str] = "whole numbers of at least 0"
+    holds: ClassVar[str] = "whole numbers of at least 0 and at most 7e10"
     is_countable: ClassVar[bool] = True
     is_skewed: ClassVar[bool] = True
     has_noise_when_relaxed: ClassVar[bool] = False
@@ -341,8 +341,8 @@ class Count(Vector):
     """What a count of zero is taken for where its logarithm is needed."""
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
-        """Negative numbers, fractions and infinity."""
-        return (cells < 0) | (cells != np.floor(cells)) | np.isinf(cells)
+        """Negative numbers, fractions, and counts beyond the largest rate, whose differences are no longer exact."""
+        return (cells < 0) | (cells != np.floor(cells)) | (cells > 7e10)
 
     def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
         """Exponentials, not rounded."""

@@ -1,8 +1,9 @@
-"""Answers against closed forms: samples of long lags, AIC and BIC of tables, weighted sandwiches, short sequences."""
+"""Answers against closed forms: samples of long lags, AIC and BIC, sandwiches, short sequences, noise, fit indices."""
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -64,3 +65,52 @@ def test_sequences_of_one_step_are_forecast_from_it():
     told = model.forecast(otp.Sequences(steps, sequence="of"), 2, seed=0)
     means = told.filter(regex="mean|^x$").to_numpy().reshape(3, 2, -1)[..., 0]
     np.testing.assert_allclose(means, np.array([[4.0], [1.0], [5.0]]) * [0.8, 0.64], atol=0.1)
+
+
+def test_counts_in_three_classes_would_have_been_all_that_their_noise_leaves_open():
+    """The last class is split off first, then the second: u of each split is uniform where its count leaves it open."""
+    probs = np.array([[0.2, 0.3, 0.5], [0.5, 0.3, 0.2]])
+    model = otp.Model(otp.Graph([("t", "y")]), {"t": m.Categorical(2), "y": m.Multinomial(3, total=5)})
+    model.set_params({"t": {"probs": [0.5, 0.5]}, "y": {"probs": probs}})
+    rows = pd.DataFrame([[0, 1, 2, 2]], columns=["t", "y.0", "y.1", "y.2"])
+    told = model.counterfactual(rows, {"t": 1}, draws=4000, seed=3)
+    level = (np.arange(400) + 0.5) / 400
+    early, late = stats.binom(5, 0.5), stats.binom(3, 0.2 / 0.5)  # three of five in the first two, one of three first
+    kept = stats.binom.ppf(early.cdf(2) + early.pmf(3) * level, 5, 0.8)[:, None]
+    first = stats.binom.ppf(late.cdf(0) + late.pmf(1) * level, np.broadcast_to(kept, (400, 400)), 0.5 / 0.8)
+    expected = first.mean(), (kept - first).mean(), (5 - kept).mean()
+    np.testing.assert_allclose(told[["y.0", "y.1", "y.2"]].to_numpy(dtype=float)[0], expected, atol=0.04)
+
+
+def test_the_share_of_missing_cells_is_that_of_the_weighed_table():
+    rng = np.random.default_rng(2)
+    table = pd.DataFrame(rng.normal(size=(200, 3)), columns=list("abc"))
+    table = table.mask(rng.random(table.shape) < [0.0, 0.1, 0.4])
+    weights = rng.integers(1, 5, 200)
+    graph = otp.Graph([("a", "b"), ("b", "c")])
+    result = otp.fit(otp.Model(graph, dict.fromkeys("abc", m.Normal())), table, weights=weights)
+    missing = (table.isna().to_numpy() * (weights / weights.mean())[:, None]).sum()
+    assert result.summary().facts["missing cells"] == f"{round(missing)} ({missing / 600:.1%})"
+
+
+def test_indices_with_gaps_are_against_columns_that_are_independent():
+    """The baseline is the likelihood of each column by itself, where it is seen."""
+    rng = np.random.default_rng(4)
+    f = rng.normal(size=400)
+    table = pd.DataFrame({name: 0.7 * f + rng.normal(size=400) for name in "abcde"})
+    table["e"] += 0.8 * table["d"]
+    table = table.mask(rng.random(table.shape) < 0.15)
+    graph = otp.Graph([("f", name) for name in "abcde"], hidden=["f"])
+    nodes = {"f": m.Normal(loc=0.0, scale=1.0), **{name: m.Normal() for name in "abcde"}}
+    result = otp.fit(otp.Model(graph, nodes), table, restarts=2)
+    full = otp.Graph([(a, b) for b in "abcde" for a in "abcde" if a < b])
+    best = otp.fit(otp.Model(full, {name: m.Normal() for name in "abcde"}), table).model.log_likelihood(table)
+    seen = [table[name].dropna() for name in "abcde"]
+    apart = sum(stats.norm.logpdf(one, one.mean(), one.std(ddof=0)).sum() for one in seen)
+    chi, base, degrees, base_degrees = 2 * (best - result.model.log_likelihood(table)), 2 * (best - apart), 5, 10
+    found = result.fit_indices()
+    assert found.degrees == degrees
+    assert found.chi_square == pytest.approx(chi, abs=0.02)
+    assert found.cfi == pytest.approx(1 - (chi - degrees) / (base - base_degrees), abs=1e-4)
+    ratio = base / base_degrees
+    assert found.tli == pytest.approx((ratio - chi / degrees) / (ratio - 1), abs=1e-3)

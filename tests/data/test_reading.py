@@ -191,6 +191,9 @@ def test_read_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read_table("table.xls")
     with pytest.raises(DataError, match=r"path must be a file that exists; got 'nowhere.csv'"):
         read_table("nowhere.csv")
+    (tmp_path / "doubled.csv").write_text("a,b,a\n1,2,3\n")
+    with pytest.raises(DataError, match=r"doubled.csv' must have each column once; found 'a' twice"):
+        read_table(tmp_path / "doubled.csv")
     (tmp_path / "table.parquet").write_bytes(b"")
     for name in ("pyarrow", "fastparquet"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -438,8 +438,11 @@ def test_a_device_that_is_not_there_is_refused():
     [
         (lambda t: t.drop(columns="n"), "column 'n' is missing; the table has the columns 'x'"),
         (lambda t: t.assign(z=0), "node 'z' is hidden, but the table has a column 'z'"),
-        (lambda t: t.assign(n=-1), "column 'n' must hold whole numbers of at least 0; found -1 in row 0"),
-        (lambda t: t.assign(n=1.5), "column 'n' must hold whole numbers of at least 0; found 1.5"),
+        (
+            lambda t: t.assign(n=-1),
+            "column 'n' must hold whole numbers of at least 0 and at most 7e10; found -1 in row 0",
+        ),
+        (lambda t: t.assign(n=1.5), "column 'n' must hold whole numbers of at least 0 and at most 7e10; found 1.5"),
         (lambda t: t.assign(x=np.inf), "column 'x' must hold finite numbers; found inf in row 0"),
         (lambda t: t.assign(x=np.nan), "column 'x' must hold at least one value; all 30 are missing"),
         (lambda t: t.assign(x="a"), "column 'x' must hold numbers; found 'a' in row 0"),

@@ -349,3 +349,25 @@ def test_robust_fits_of_files_say_what_to_do_instead(tmp_path):
     parts = otp.Partitioned(tmp_path / "table.parquet", held_rows=500)
     with pytest.raises(otp.ModelError, match="is not for tables in parts: fit a random part of the rows in memory"):
         otp.fit(model, parts, robust=True)
+
+
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+@pytest.mark.parametrize("memory", [0, 2**29])
+def test_a_fit_of_parts_that_was_stopped_ends_bit_for_bit_where_it_would_have_ended(tmp_path, memory):
+    mixed_table(1500).to_parquet(tmp_path / "table.parquet")
+    parts = otp.Partitioned(tmp_path / "table.parquet", block_rows=400, held_rows=600, memory=memory)
+
+    def end(**options):
+        model = mixed_model()
+        return otp.fit(model, parts, restarts=2, weights="share", **options), model.params()
+
+    whole, expected = end()
+    path = tmp_path / "run.checkpoint"
+    for step in (len(whole.history) // 2, len(whole.history) - 1):
+        end(checkpoint=path, callbacks=[lambda record, step=step: record["step"] + 1 >= step])
+        resumed, found = end(checkpoint=path)
+        assert resumed.loss == whole.loss
+        for node, own in expected.items():
+            for name, value in own.items():
+                np.testing.assert_array_equal(found[node][name], value)
+        path.unlink()

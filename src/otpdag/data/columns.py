@@ -97,7 +97,7 @@ def as_frame(data: Any) -> pd.DataFrame:
     table = known_table(data)
     if isinstance(table, Mapping):
         try:
-            table = pd.DataFrame({name: np.asarray(column) for name, column in table.items()})
+            table = pd.DataFrame({name: to_numpy(column) for name, column in table.items()})
         except ValueError as error:
             raise DataError(f"data must be a dictionary of columns of one length; {error}") from None
     if not isinstance(table, pd.DataFrame):
@@ -178,7 +178,7 @@ def _block(value: Any, entry: str, names: Sequence[str]) -> pd.DataFrame:
     if isinstance(value, (pd.Series, pd.Categorical, pd.Index, pd.api.extensions.ExtensionArray)):
         return pd.DataFrame({names[0]: pd.Series(value).reset_index(drop=True)}, columns=list(names))
     array = np.atleast_1d(to_numpy(value))
-    if array.dtype.kind in "OU":  # keep None and text as they are
+    if array.dtype.kind in "OU" and not isinstance(value, np.ma.MaskedArray):  # keep None and text as they are
         array = np.atleast_1d(np.asarray(value, dtype=object))
     wide = array[:, None] if array.ndim == 1 else array.reshape(len(array), -1)
     if wide.shape[1] != len(names):
@@ -191,7 +191,11 @@ def to_numpy(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, Tensor):
         if value.is_meta:
             raise DataError("data must hold numbers; got a tensor on the device 'meta', which holds none")
-        return value.detach().cpu().numpy()
+        value = value.detach().cpu().to_dense()
+        return (value.float() if value.is_floating_point() and value.itemsize < 4 else value).numpy()
+    if isinstance(value, np.ma.MaskedArray):
+        held: npt.NDArray[Any] = np.ma.filled(value.astype(object), np.nan)
+        return held
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:

@@ -34,7 +34,7 @@ class Documents:
         try:
             held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
             matrix: sparse.csr_array = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows is in place
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"documents must be a matrix of counts (documents, words): {error}") from None
         matrix.sum_duplicates()
         if matrix.ndim != 2 or not matrix.shape[0]:

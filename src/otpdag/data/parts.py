@@ -31,6 +31,7 @@ from otpdag.data.batch import Batch, random_part, unique_rows
 from otpdag.data.columns import Column, Floats, Schema, as_numbers, to_numpy
 from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, read_cells, read_weights, refuse_empty
 from otpdag.errors import DataError, OtpdagError, check_count, listed
+from otpdag.files import as_path
 from otpdag.graph import Graph
 from otpdag.numerics import in_order
 from otpdag.spaces import Discrete, Space
@@ -260,7 +261,7 @@ def _decoded(kind: pa.DataType) -> pa.DataType:
 
 def _files(data: str | Path) -> tuple[list[str], str]:
     """The files behind a path, a folder or a pattern, in the order of their names, and their format."""
-    path = Path(data)
+    path = as_path(data)
     if path.is_dir():
         files = sorted(str(file) for file in path.rglob("*") if file.suffix in SUFFIXES and not _is_aside(file, path))
         where = f"folder {str(data)!r} must hold files"

@@ -106,16 +106,14 @@ def read_table(path: str | Path, *, separator: str | None = None, decimal: str |
 
 def _read_text(path: Path, separator: str | None, decimal: str | None) -> tuple[pd.DataFrame, list[str]]:
     form = recognise(path, separator, decimal)
-    table = pd.read_csv(
-        path,
-        sep=form.separator,
-        decimal=form.decimal,
-        thousands=form.thousands,
-        encoding=form.encoding,
-        skiprows=form.skipped,
-        dtype=dict.fromkeys(form.texts, str),
-        engine="python" if form.separator == r"\s+" else None,
-    )
+    layout: dict[str, Any] = {"sep": form.separator, "encoding": form.encoding, "skiprows": form.skipped}
+    layout["engine"] = "python" if form.separator == r"\s+" else None
+    names = pd.read_csv(path, header=None, nrows=1, dtype=str, **layout).iloc[0].dropna()
+    if names.duplicated().any():  # pandas would call the second one by another name
+        twice = names[names.duplicated()].iloc[0]
+        raise DataError(f"path {str(path)!r} must have each column once; found {twice!r} twice")
+    texts = dict.fromkeys(form.texts, str)
+    table = pd.read_csv(path, decimal=form.decimal, thousands=form.thousands, dtype=texts, **layout)
     table.attrs["plain"] = form.is_plain
     return table, form.told("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
 

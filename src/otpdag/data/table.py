@@ -199,6 +199,11 @@ class Cells:
             width = cells.shape[1]
             cells = cells.copy() if order is None else np.take(cells, order, axis=0)
             space = self.columns[node].space
+            if space.is_discrete and len(cells) * space.width > 2**29:  # four gigabytes of one-hot vectors
+                raise DataError(
+                    f"column {node!r} has {space.width} categories in {len(cells)} rows, more than memory holds; "
+                    "put rare categories together, or take a random part of the rows"
+                )
             values[node] = space.encode(cells, torch.uint8 if narrow and space.is_discrete else torch.float64)[None]
             if cells.size and np.isnan(cells.min()):
                 mask[node] = torch.from_numpy(~np.isnan(cells))[None]

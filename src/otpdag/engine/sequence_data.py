@@ -83,6 +83,12 @@ class SequenceData(DataKind):
         batch = encode_sequences(sequences, schema, hidden=model.graph.hidden)
         check_rows(model.structure, batch.steps.rows)
         model.structure.check_given(batch.steps.mask)
+        longest = int(batch.lengths.max())
+        for node in (node for node in model.graph.observed if model.structure.longest_lag(node) >= longest):
+            raise DataError(
+                f"node {node!r} depends on {model.structure.longest_lag(node)} steps before, and no sequence is longer "
+                f"than {longest}: nothing tells its parameters"
+            )
         weighted = batch if weights is None else batch.weighted(weights)
         order = weighted.canonical_order
         return cls(model, schema, weighted.take(torch.from_numpy(order)), order, is_weighted=weights is not None)

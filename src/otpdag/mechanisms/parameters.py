@@ -301,7 +301,7 @@ def as_setting(value: object) -> Setting:
         return Formula(value)
     try:
         return Fixed(np.asarray(value, dtype=float))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ModelError(
             f"a parameter must be numbers, otp.start(...), otp.tie(...) or a prior; got {value!r:.60}"
         ) from None

@@ -341,7 +341,7 @@ def _natural(parameter: Parameter, given: ArrayLike | None, node: str, name: str
         raise ModelError(f"{what} is missing; expected shape {parameter.shape}")
     try:
         value = torch.tensor(np.asarray(given, dtype=float))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ModelError(f"{what} must be numbers; got {given!r:.100}") from None
     if value.numel() != entries:
         raise ModelError(

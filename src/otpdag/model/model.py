@@ -453,6 +453,9 @@ class Model(ModelBase):
         """
         naturals, schema = self._fitted_naturals(), self._known_schema()
         rows, seed = check_count("rows", rows), check_seed(seed)
+        cells = rows * (1 if length is None else check_count("length", length)) * len(self.graph.nodes)
+        if cells > 2**31:
+            raise ModelError(f"a sample has at most 2^31 cells, which memory may hold; got {cells}: draw fewer rows")
         if self.graph.is_dynamic or length is not None:
             return self._sample_sequences(rows, length, seed, do, given)
         asked = check_mapping("do", do or {})
@@ -467,8 +470,8 @@ class Model(ModelBase):
     ) -> pd.DataFrame:
         if not self.graph.is_dynamic:
             raise ModelError("length is for graphs with lagged edges; this one has none")
-        if length is None or length < 1:
-            raise ModelError(f"length must be at least 1 for a graph with lagged edges; got {length}")
+        if length is None:
+            raise ModelError("length must be at least 1 for a graph with lagged edges; got None")
         steps = sequences * length
         settings = {node: self._column(node, value, steps, "do") for node, value in (do or {}).items()}
         settings |= self._given_for(settings, given, steps)
