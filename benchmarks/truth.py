@@ -1,4 +1,4 @@
-"""Truth: where a result could mislead: optima, gaps in time, short series, the price of gaps, effects, counterfactuals.
+"""Truth: where a result could mislead: optima, gaps in time, the price of gaps, effects, counterfactuals, networks.
 
 ``ratio`` is what each case limits; ``low`` and ``high``, or ``limit``, stand beside it.
 """
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 import otpdag as otp
+from benchmarks.curves import networks, networks_converged, networks_gaps, networks_time
 from benchmarks.harness import Case, Record, Settings, streams, timed
 from benchmarks.optima import optima, optima_time
 from otpdag import mechanisms as m
@@ -304,4 +305,8 @@ CASES: dict[str, Case] = {
     "counterfactual": counterfactual,
     "optima": optima,
     "optima_time": optima_time,
+    "networks": networks,
+    "networks_gaps": networks_gaps,
+    "networks_converged": networks_converged,
+    "networks_time": networks_time,
 }

@@ -5,7 +5,9 @@ name in a file must not move a terminal's cursor.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,10 @@ class ModelError(OtpdagError, ValueError):
 
 class DataError(OtpdagError, ValueError):
     """The table does not fit the model."""
+
+
+class OutOfTime(OtpdagError):
+    """The time limit of a fit went by in the middle of a step; the search catches it and keeps what it has."""
 
 
 if TYPE_CHECKING:
@@ -110,6 +116,26 @@ def check_number(name: str, value: object, least: float = -math.inf) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or (least > -math.inf and not float(value) >= least):
         bound = "" if least == -math.inf else f" of at least {least:g}"
         raise ModelError(f"{name} must be a number{bound}; got {value!r:.100}")
+
+
+_is_late: ContextVar[Callable[[], bool] | None] = ContextVar("is_late", default=None)
+
+
+@contextmanager
+def out_of_time_if(is_late: Callable[[], bool]) -> Iterator[None]:
+    """Let :func:`check_time` raise in here once it is late."""
+    token = _is_late.set(is_late)
+    try:
+        yield
+    finally:
+        _is_late.reset(token)
+
+
+def check_time() -> None:
+    """Give up in the middle of a long sum that somebody no longer waits for."""
+    is_late = _is_late.get()
+    if is_late is not None and is_late():
+        raise OutOfTime("the time limit went by")
 
 
 def check_seed(seed: object) -> int:

@@ -175,6 +175,7 @@ class Pace:
         steps: Most steps of an optimiser before the problem is refined; None if it shall converge first.
         patience: Steps after which a problem that has not settled is refined already; None if it is not.
         refinements: How often it must be free to be refined, also when it is resampled, for estimates to settle.
+        metric_steps: Steps of descent after which the metric is taken anew, where it changes much on the way.
         renews_curvature: Whether curvature taken where a part of the rows has settled serves better than what was
             learned there.
     """
@@ -184,6 +185,7 @@ class Pace:
     steps: int | None = None
     patience: int | None = None
     refinements: int = 0
+    metric_steps: int | None = None
     renews_curvature: bool = False
 
 

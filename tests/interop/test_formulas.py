@@ -166,6 +166,15 @@ def test_the_table_must_hold_the_columns(wellbeing):
         from_formulas("f =~ a1 + b1\na1 ~~ b1", wellbeing * 0)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_marked_factor_starts_with_the_sign_of_its_mark(wellbeing, seed):
+    result = otp.fit(from_formulas(MARKED, wellbeing), wellbeing, seed=seed, restarts=1)
+    estimates = formula_estimates(result, MARKED).set_index(["left", "operator", "right"])["estimate"]
+    assert result.notes == ()
+    assert estimates["g", "=~", "b2"] == pytest.approx(0.9, abs=0.06)
+    assert estimates["f", "=~", "a3"] == pytest.approx(0.012, abs=0.001)
+
+
 # -- lavaan ------------------------------------------------------------------------------------------------------------
 
 THREE_FACTORS = """

@@ -141,15 +141,17 @@ def _priors(fitted: Fitted) -> list[str]:
     for node, mechanism in fitted.structure.mechanisms.items():
         for name, parameter in mechanism.declared().items():
             if isinstance(parameter.setting, Ridge):
-                penalty = parameter.setting.penalty
-                told.append(f"ridge({'by REML' if penalty is None else f'{penalty:g}'}) on {node}.{name}")
+                is_layer = name.startswith("network.")  # of which the prior is in the units of its column
+                penalty = getattr(mechanism, "network_prior", 0.0) if is_layer else parameter.setting.penalty
+                size = "by REML" if penalty is None else f"{penalty:g}"
+                told.append(f"ridge({size}) on {node}.{'network' if is_layer else name}")
             elif isinstance(parameter.setting, PseudoCounts):
                 count = parameter.setting.penalty
                 size = f"({count:g})" if isinstance(count, float) else ": one row in all"
                 told.append(f"pseudo-counts{size} on {node}.{name}")
             if parameter.bent is not None and not isinstance(parameter.setting, Ridge):
                 told.append(f"smoothness of {node}")
-    return told
+    return list(dict.fromkeys(told))
 
 
 def explained(fitted: Fitted, *, rows: int = 20_000, seed: int = 0) -> dict[str, float]:

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def fit(
         method: ``"auto"``, ``"likelihood"``, ``"transport"``, ``"paper"``, or a :class:`~otpdag.Method`.
         seed: Fully determines the run.
         steps: Most steps of the method's optimiser; the method's own if left out.
-        restarts: Most data-driven starts; the best is continued, and more are never worse. By default 128 with hidden
+        restarts: Most data-driven starts; the best is continued, and more are never worse. By default 224 with hidden
             categories whose likelihood has closed-form updates, of which no more are tried than are needed, sixteen
             with others, four with other hidden nodes, one without.
         weights: One weight for each row of a table, or for each sequence; or the name of a column that holds them.
@@ -158,10 +159,10 @@ def fit(
     status = _with_cause(status, monitor.stopping.cause, notes)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
-    if ended.reached == 1 < len(ended.restarts):
+    if ended.reached == 1 < ended.settled:
         notes.append(
-            f"one of {len(ended.restarts)} starts reached this optimum, or one beside it: there may be better ones; "
-            "more restarts look for them, and are never worse"
+            f"one of {ended.settled} starts that ran to their ends reached this optimum, or one beside it: there may "
+            "be better ones; more restarts look for them, and are never worse"
         )
     return FitResult(
         model=model,
@@ -208,7 +209,8 @@ def _searched(
             restarts = kind.restarts(plan.method)
             is_raced = restarts >= MANY_STARTS and races(problem, searcher.optimiser)
             restarts = plan.course.race_starts if is_raced else restarts
-        batches = (range(first, min(first + size, restarts)) for first in range(0, restarts, size))
+        ends = [0, *range(size, restarts, 3 * size), restarts]  # few are enough mostly, and many at once cost less each
+        batches = (range(first, last) for first, last in pairwise(ends))
         starts = (kind.starts(layout, problem, searcher.seed, batch) for batch in batches)
         if isinstance(problem, TransportRows) and plan.method.leaves_out_rows and layout.structure.has_densities:
             starts = (robust_start(kind, layout, problem.direct.most_unmatched, searcher)[None] for _ in range(1))
@@ -274,13 +276,14 @@ def _check_end(layout: Layout, ended: SearchResult) -> None:
 
 
 def _status(ended: SearchResult, method: Method, monitor: Monitor) -> Status:
-    if bool(ended.failed[0]) or not bool(torch.isfinite(ended.loss[0])):
+    cause, steps = monitor.stopping.cause, sum(len(stage.losses) for stage in monitor.stages)
+    unknown = cause is Cause.TIME  # it ended before the loss was summed
+    if bool(ended.failed[0]) or not (unknown or bool(torch.isfinite(ended.loss[0]))):
         reason = "the loss became infinite or not a number; the last good parameters were kept"
         return Status(False, reason, FAILURE_ADVICE, failed=True)
     if bool(ended.converged[0]):
         stochastic = method.optimiser.is_stochastic
         return Status(True, "the smoothed loss stopped falling" if stochastic else "the loss stopped changing")
-    cause, steps = monitor.stopping.cause, sum(len(stage.losses) for stage in monitor.stages)
     so_far = f"after {steps} steps; these are the best parameters so far"
     if cause is Cause.INTERRUPT:
         return Status(False, f"{cause.value} {so_far}", interrupted=True)

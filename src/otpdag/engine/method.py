@@ -105,7 +105,7 @@ def current_name(method: object) -> str:
     return method
 
 
-def likelihood(*, sums: SumSizes | None = None, steps: int = 400) -> Method:
+def likelihood(*, sums: SumSizes | None = None, steps: int = 2_000) -> Method:
     """Maximum likelihood: entropic transport with marginal noise, eps = 1 and no push-forward term.
 
     Args:

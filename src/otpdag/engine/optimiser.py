@@ -468,6 +468,7 @@ def descended(run: Run, tolerance: float, watch: Watch, resume: Memory | None = 
     before = resume or run.memory
     axes = Coordinates(**under(before, "axes.")) if ORIGIN in before else Coordinates.of(run.problem, run.points)
     last: list[LossTerms] = []
+    stopped = False
 
     def evaluate(y: Tensor) -> LossTerms:
         last[:] = [run.problem.loss(axes.point(y))]
@@ -477,11 +478,19 @@ def descended(run: Run, tolerance: float, watch: Watch, resume: Memory | None = 
         return {**as_memory(state), **{f"axes.{name}": value for name, value in as_memory(axes).items()}}
 
     def on_step(step: int, state: LBFGSState) -> bool:
-        return watch(Progress(step, last[0], state.loss, axes.point(state.point), lambda: memory(state)))
+        nonlocal stopped
+        stopped = watch(Progress(step, last[0], state.loss, axes.point(state.point), lambda: memory(state)))
+        return stopped
 
     start = before["point"] if before else torch.zeros_like(run.points)
-    begin = _begin(evaluate, start, before) if resume is None else from_memory(LBFGSState, resume)
-    state = minimise(evaluate, begin, steps=run.steps, tolerance=tolerance, on_step=on_step)
+    state = _begin(evaluate, start, before) if resume is None else from_memory(LBFGSState, resume)
+    stride = run.problem.pace.metric_steps or max(1, run.steps)
+    while not stopped and state.steps < run.steps and not bool((state.converged | state.failed).all()):
+        if state.steps and state.steps % stride == 0:
+            axes = Coordinates.of(run.problem, axes.point(state.point))
+            state = replace(_begin(evaluate, torch.zeros_like(run.points), {}), steps=state.steps)
+        until = min(run.steps, state.steps - state.steps % stride + stride)
+        state = minimise(evaluate, state, steps=until, tolerance=tolerance, on_step=on_step)
     return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory(state))
 
 

@@ -7,6 +7,7 @@ to one of them; all run to their ends, and every data set keeps its own best.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -17,8 +18,12 @@ from torch import Tensor
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, carried
-from otpdag.errors import ModelError, check_count
+from otpdag.errors import ModelError, OutOfTime, check_count, out_of_time_if
+from otpdag.mechanisms.normal import LocationScale
 from otpdag.problem import Problem, Proposals, Refinement, Units, units_of
+
+LONG_STEP, LAST_STEP = 0.05, 0.25
+"""Shares of a time limit by which a step, and the last one after the limit, may be late before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,8 @@ class SearchSchedule:
         race_margin: By how much a start may be behind an earlier one to go on, in total log-likelihood times the steps
             that it has made; or by twice what it gained in the last round, if that is more.
         race_tolerance: Relative change of the loss at which a start has reached its optimum.
-        enough: Starts that have reached the best optimum after which no more are tried.
+        enough: Starts that have reached the best optimum after which no more are tried, if no optimum was found once.
+        plenty: Starts that have reached it after which no more are tried whatever else was found.
         short_rows: Most rows (steps of sequences) in the short runs.
         short_elements: Most starts times rows times points in the short runs; fewer than 300 rows are never taken.
         short_steps: Steps of the short runs; none, and all starts run to the end.
@@ -62,13 +68,14 @@ class SearchSchedule:
         same_loss: Relative difference below which two starts count as having reached the same optimum.
     """
 
-    race_starts: int = 128
+    race_starts: int = 224
     race_batch: int = 32
     race_rows: int = 2_000
     race_steps: tuple[int, ...] = (20, 20, 40, 80)
     race_margin: float = 300.0
     race_tolerance: float = 1e-7
     enough: int = 3
+    plenty: int = 10
     short_rows: int = 600
     short_elements: int = 150_000
     short_steps: int = 24
@@ -131,6 +138,8 @@ class SearchResult:
     restarts: tuple[Restart, ...] = ()
     reached: int | None = None
     """How many starts came to the loss of the best, where they raced."""
+    settled: int = 0
+    """How many ran until nothing changed: the others gave up, or were still on their way."""
 
 
 def restart_seed(seed: int, number: int) -> int:
@@ -152,6 +161,22 @@ class Searcher:
     """Sees the points of all replicas after every step."""
     judge: Callable[[Problem, Tensor, Tensor], Tensor] = lambda problem, points, losses: losses
     """By what starts are compared (R,), the lower the better: their losses, unless told otherwise."""
+
+
+def with_narrow_scales(problem: Units, points: Tensor, losses: Tensor) -> Tensor:
+    r"""Losses (R,) of rows, with the price of narrow scales by which starts of a race are compared.
+
+    The likelihood of a state around a single row has no bound but the scale's floor, whatever else the point explains.
+    By the penalty of Chen, Tan and Zhang (2008), :math:`\sum (s / \sigma)^2 / n` in units of the column's spread s, the
+    highest of the other optima is consistent; a scale of a twentieth costs 0.4 of 1,000 rows' log-likelihood, one of a
+    thousandth costs 1,000, which many equal rows outweigh.
+    """
+    naturals, price = problem.naturals(points), torch.zeros_like(losses)
+    for node, mechanism in problem.structure.mechanisms.items():
+        unit = mechanism.unit if isinstance(mechanism, LocationScale) else None
+        if unit is not None and mechanism.declared()["scale"].learned:
+            price = price + (unit.to(losses) / naturals[node]["scale"]).square().flatten(1).sum(-1)
+    return losses + price / problem.unit_mass.sum(-1).square()
 
 
 def races(problem: Problem, optimiser: Optimiser) -> bool:
@@ -195,7 +220,7 @@ class _Field:
         self.batches = iter([starts] if isinstance(starts, Tensor) else starts)
         self.points = torch.zeros(0)
         self.short_losses = self.losses = torch.zeros(0, dtype=torch.float64)
-        self.ended = torch.zeros(0, dtype=torch.bool)
+        self.ended = self.settled = torch.zeros(0, dtype=torch.bool)
         self._admit()
         if owners is not None:
             self.owners = torch.as_tensor(owners)
@@ -208,7 +233,8 @@ class _Field:
         unknown = torch.full((len(batch),), torch.nan, dtype=torch.float64)
         self.points = torch.cat([self.points, batch]) if known else batch.clone()
         self.short_losses, self.losses = (torch.cat([one, unknown]) for one in (self.short_losses, self.losses))
-        self.ended = torch.cat([self.ended, torch.zeros_like(unknown, dtype=torch.bool)])
+        none = torch.zeros_like(unknown, dtype=torch.bool)
+        self.ended, self.settled = (torch.cat([one, none]) for one in (self.ended, self.settled))
         self.owners = torch.zeros(len(self.points), dtype=torch.long)
         return torch.arange(known, len(self.points))
 
@@ -230,7 +256,8 @@ class _Field:
         if self._is_over:  # one step of the best, on all rows, is all that is still done
             alive = self._best(alive, self.short_losses[alive], None, 1)
         finished = [(one, *self._finish(one, self._on_part(one))) for one in (alive.split(1) if raced else [alive])]
-        alive, problem, outcome = min(finished, key=lambda end: float(_spoilt(end[2].loss, end[2].failed).mean()))
+        lowest = min(range(len(finished)), key=lambda at: float(self._judged(*finished[at][1:]).mean()))
+        alive, problem, outcome = finished[lowest]
         judged = self.searcher.judge(problem, outcome.point, outcome.loss)
         best = self._best(alive, judged, outcome.failed, 1)
         rows = torch.tensor([int((alive == number).nonzero()) for number in best])
@@ -244,6 +271,7 @@ class _Field:
             kept=best,
             restarts=self._reports(best),
             reached=self._reached() if raced else None,
+            settled=int(self.settled.sum()),
         )
 
     @property
@@ -268,7 +296,8 @@ class _Field:
         part = self.problem if self._saw_all else self.problem.subset(rows)
         while len(numbers):
             self._race_of(part, numbers)
-            if self._is_over or (self._reached() >= course.enough and not self._found_once()):
+            reached = self._reached()
+            if self._is_over or reached >= (course.plenty if self._found_once() else course.enough):
                 break
             numbers = self._admit()
         ends = self.short_losses.nan_to_num(nan=torch.inf)
@@ -287,13 +316,14 @@ class _Field:
             before = self.short_losses[alive]
             name, tolerance = f"{len(alive)} starts", course.race_tolerance
             _, outcome = self._settled(name, part, alive, steps=steps, moves=0, keep=False, tolerance=tolerance)
-            losses = _spoilt(self.searcher.judge(part, outcome.point, outcome.loss).cpu().double(), outcome.failed)
+            losses = self._judged(part, outcome)
             self.short_losses[alive] = losses
             behind = losses - self.short_losses.nan_to_num(nan=torch.inf).cummin(0).values[alive]
             done += steps
             gained = (before - losses).nan_to_num(nan=torch.inf)
             in_it = (behind <= (2 * gained).clamp(min=course.race_margin / (done * mass))) & losses.isfinite()
-            self.ended[alive] = outcome.converged.cpu() & in_it
+            self.settled[alive] = outcome.converged.cpu()
+            self.ended[alive] = self.settled[alive] & in_it
             alive = alive[in_it & ~self.ended[alive]]
             if not len(alive) or self._is_over:
                 return
@@ -380,7 +410,7 @@ class _Field:
         course, steps = self.course, self.searcher.optimiser.steps
         problem, outcome = self._settled(
             self.searcher.last_run,
-            self.problem.laid_out_for(self.points[alive]),
+            self.problem,
             alive,
             steps=steps,
             moves=max(course.moves, self.problem.pace.refinements) if course.moves else 0,
@@ -389,6 +419,7 @@ class _Field:
             keep=True,
         )
         self.losses[alive] = outcome.loss.cpu().double()
+        self.settled[alive] |= outcome.converged.cpu()
         return problem, outcome
 
     # -- runs ---------------------------------------------------------------------------------------------------------
@@ -409,7 +440,8 @@ class _Field:
         """Minimise, move the problem, go on, until it moves no more; the starts' points are where that ends."""
         most = problem.pace.steps
         limited = steps if most is None else min(steps, most)
-        problem = problem.laid_out_for(self.points[alive])
+        with suppress(OutOfTime), out_of_time_if(lambda: self.searcher.monitor.stopping.is_late(LONG_STEP)):
+            problem = problem.laid_out_for(self.points[alive])
         run = Run(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
         patient = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
         problem, outcome = self._descended(name, run, alive, keep=keep, patient=patient)
@@ -459,7 +491,8 @@ class _Field:
         many = self.course.finalist_rows is not None and problem.rows > self.course.finalist_rows
         steps = 1 if many else self.course.finalist_steps  # of many rows each costs much
         late = self._run("best alternative", Run(again, point, steps, None, self._seeds(alive)), alive, keep=False)
-        lower = late.loss < outcome.loss - self._small(outcome.loss)
+        before, after = (self._judged(problem, end).to(late.loss) for end in (outcome, late))
+        lower = after < before - self._small(before)
         return Refinement(again, late.point, "best alternative", late.loss) if bool(lower & ~late.failed) else None
 
     def _best_alternative(self, tried: Proposals, outcome: Outcome, alive: Tensor) -> Tensor | None:
@@ -486,6 +519,13 @@ class _Field:
             points, numbers = ended.point[kept], numbers[kept]
         return points[1:]
 
+    def _judged(self, problem: Problem, outcome: Outcome) -> Tensor:
+        """By what ends are compared (R,): of a race, not by how narrow a state is around few rows."""
+        losses = self.searcher.judge(problem, outcome.point, outcome.loss)
+        if races(problem, self.searcher.optimiser):
+            losses = with_narrow_scales(units_of(problem), outcome.point, losses)
+        return _spoilt(losses.cpu().double(), outcome.failed)
+
     def _small(self, loss: Tensor) -> Tensor:
         """By how much a loss must be lower for that to count."""
         return self.course.small_gain * (1 + loss.abs())
@@ -501,6 +541,7 @@ class _Field:
         if outcome is not None:
             return outcome
         hurried = monitor.stopped  # what is cut short must not be gone on with
+        latest: list[Progress] = []
 
         def is_over() -> bool:
             nonlocal hurried
@@ -508,6 +549,7 @@ class _Field:
             return hurried
 
         def watch(progress: Progress) -> bool:
+            latest[:] = [progress]
             if trace is not None:
                 trace(progress.points)
             losses = progress.losses.reshape(-1)
@@ -519,7 +561,12 @@ class _Field:
             return stop
 
         steps, resume = (min(1, run.steps), None) if hurried else (run.steps, resume)
-        outcome = self.searcher.optimiser.run(replace(run, steps=steps, is_over=is_over), watch, resume)
+        share = LAST_STEP if hurried else LONG_STEP
+        try:
+            with out_of_time_if(lambda: monitor.stopping.is_late(share)):
+                outcome = self.searcher.optimiser.run(replace(run, steps=steps, is_over=is_over), watch, resume)
+        except OutOfTime:
+            outcome = _unfinished(run, latest)
         if journal is not None and not monitor.stopped:
             journal.end(outcome)
         return outcome
@@ -612,6 +659,14 @@ def _after(run: Run, moved: Refinement, outcome: Outcome) -> Run:
     learned = carried(outcome.memory, moved.point) if moved.curved_alike else {}
     problem = moved.problem.laid_out_for(moved.point)
     return replace(run, problem=problem, points=moved.point, memory=learned, rivalry=None)
+
+
+def _unfinished(run: Run, latest: Sequence[Progress]) -> Outcome:
+    """Where a run was when its time was up in the middle of a step: after the step before, or where it began."""
+    points, losses = (latest[0].points, latest[0].losses) if latest else (run.points, None)
+    losses = points.new_full((len(points),), torch.nan) if losses is None else losses.reshape(-1)
+    none = torch.zeros_like(losses, dtype=torch.bool)
+    return Outcome(points.detach(), losses.detach(), none, none, len(latest) and latest[0].step + 1)
 
 
 def _spoilt(judged: Tensor, failed: Tensor) -> Tensor:

@@ -90,6 +90,17 @@ def newton_step(
     return unpack(reached, shapes), complete
 
 
+def information(mechanism: Mechanism, raw: Mapping[str, Tensor], value: Tensor, parents: Params) -> Tensor:
+    """Mean products (P, P) of the scores of rows (N, width) at raw parameters (1, ...): each row is a replica."""
+    shapes = {name: tuple(own.shape[1:]) for name, own in raw.items()}
+    with torch.enable_grad():
+        leaf = pack(dict(raw)).detach().repeat(len(value), 1).requires_grad_(True)
+        params = mechanism.natural(unpack(leaf, shapes))
+        each = {name: own.unsqueeze(1) for name, own in parents.items()}
+        (scores,) = torch.autograd.grad(mechanism.log_prob(params, value.unsqueeze(1), each).sum(), leaf)
+    return scores.T @ scores / len(value)
+
+
 def _newton_direction(
     slope: Tensor, curvature: Tensor, thinned: bool, whole: float = 1e-9, sampled: float = 2e-3
 ) -> Tensor:

@@ -37,7 +37,7 @@ from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.likelihood.elimination.posterior import state_probabilities
 from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.likelihood.linear_normal import MomentProblem, gap_groups, rows_as_moments
-from otpdag.likelihood.m_step import maximised, newton_step
+from otpdag.likelihood.m_step import information, maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
 from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_states
 from otpdag.likelihood.swapped_states import swapped_rows
@@ -65,6 +65,10 @@ nothing."""
 
 MOST_AT_ONCE = 60
 """Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
+
+CURVED_ROWS, MOST_CURVED, METRIC_STEPS = 1_000, 1_000, 20
+"""Rows whose scores tell how the loss of a network bends, parameters of which a matrix is worth its time, and steps of
+descent after which it is another one."""
 
 CURVED_ENTRIES = 2**10
 """Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
@@ -112,7 +116,18 @@ class GraphProblem(TableRows):
         """The work of a row: entries of the largest table for each of its pieces, or of all tables if that is less."""
         layout = self.unplaced
         largest = math.ceil(layout.pieces / self.rows) * layout.largest_table
-        return Pace(points_per_row=max(1, min(layout.elements // self.rows, largest)))
+        each = max(1, min(layout.elements // self.rows, largest))
+        return Pace(points_per_row=each, metric_steps=METRIC_STEPS if self.networks else None)
+
+    @cached_property
+    def networks(self) -> tuple[str, ...]:
+        """Nodes with layers that are learned, few enough for a second derivative."""
+        sizes = {
+            node: sum(math.prod(self.shapes[key]) for key in names.values())
+            for node, names in self.structure.keys.items()
+            if any(name.startswith("network.") for name in names)
+        }
+        return tuple(sizes) if sum(sizes.values()) <= MOST_CURVED and not self.structure.ties_parameters else ()
 
     @property
     def tempering(self) -> Tempering:
@@ -174,7 +189,7 @@ class GraphProblem(TableRows):
         numbers are hidden and some node has no maximiser, an update costs more than the step of descent that it saves.
         """
         plain = self.is_sum and self.tempering == Tempering() and not self.structure.ties_parameters
-        plain = plain and not any(family.follows for family in self.unplaced.families)
+        plain = plain and not self.networks and not any(family.follows for family in self.unplaced.families)
         sizes = [
             sum(math.prod(self.shapes[key]) for key in names.values())
             for node, names in self.structure.keys.items()
@@ -223,8 +238,42 @@ class GraphProblem(TableRows):
     def metric(self, points: Tensor) -> Tensor | None:
         """Of logits of tables n p (1 - p), by expected counts n of a configuration and its probabilities p; else one.
 
-        Rare states would otherwise be the last to move: their slopes are as small as their counts.
+        Rare states would otherwise be the last to move: their slopes are as small as their counts. Of nodes with a
+        network it is a matrix, by the scores of rows that show node and parents, and the prior.
         """
+        diagonal = self._table_metric(points)
+        if not self.networks or not self.is_likelihood:
+            return diagonal
+        metric = torch.diag_embed(torch.ones_like(points) if diagonal is None else diagonal)
+        places = parameter_places(self.shapes)
+        for node in self.networks:
+            columns = torch.cat([places[key].flatten() for key in self.structure.keys[node].values()])
+            own = self._information(node, points)
+            if own is not None:
+                metric[:, columns[:, None], columns] = own
+        return metric
+
+    def _information(self, node: str, points: Tensor) -> Tensor | None:
+        """What rows that show a node and its parents tell of its parameters (R, p, p); None where no row does."""
+        mechanism, keys = self.structure.mechanisms[node], self.structure.keys[node]
+        family = (node, *(name for name, _ in mechanism.family.parents))
+        if not set(family) <= set(self.batch.values):
+            return None
+        rows = torch.stack([self.batch.mask[name][0].all(-1) for name in family]).all(0).nonzero()[:CURVED_ROWS, 0]
+        if not len(rows):
+            return None
+        own, *parents = (self.batch.values[name][0, rows] for name in family)
+        theta, given = split_point(points, self.shapes)[0], dict(zip(family[1:], parents, strict=True))
+        raws = ({name: theta[key][at : at + 1] for name, key in keys.items()} for at in range(len(points)))
+        prior = getattr(mechanism, "network_prior", 0.0) / float(self.batch.weight.sum())
+        shrunk = [
+            torch.full((math.prod(self.shapes[key]),), prior * ("network." in name)) for name, key in keys.items()
+        ]
+        ridge = torch.diag(torch.cat(shrunk)).to(points)
+        return torch.stack([information(mechanism, raw, own, given) + ridge for raw in raws])
+
+    def _table_metric(self, points: Tensor) -> Tensor | None:
+        """Of logits of tables (R, P); None where there are none."""
         tables = [family for family in self.placed.families if family.is_table]
         if not tables or not self.is_likelihood:
             return None

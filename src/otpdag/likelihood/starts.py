@@ -17,6 +17,7 @@ from torch import Tensor
 from otpdag.clustering import k_means, nearest
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
+from otpdag.mechanisms.base import Sloped
 from otpdag.numerics import Array
 from otpdag.spaces import Space
 from otpdag.structure import Structure, lag_name
@@ -25,6 +26,7 @@ Guesses = dict[str, Array]
 CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
 LONGEST_STAY = 6  # steps around a guessed state that restarts look at, fewer than so many
+CENTRED = 0.75  # share of restarts whose states begin around random rows
 SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
 
 
@@ -59,7 +61,10 @@ def complete_table(
             guesses[node] = np.repeat(signs[:, None], space.width, 1)
         else:
             columns = _columns_around(structure, node, filled, guesses)
-            guesses[node] = _guess(space, columns, share, generator, first=first and not guesses)
+            lasts = bool(structure.longest_lag(node))
+            guess = _guess(space, columns, share, generator, first=first and not guesses, lasts=lasts)
+            sign = _given_sign(structure, node, guess, filled | guesses) if space.is_unbounded else 1.0
+            guesses[node] = sign * guess
     like = next(iter(batch.values.values()))
     return {node: torch.as_tensor(value).to(like) for node, value in (filled | guesses).items()}
 
@@ -107,11 +112,13 @@ def _residual(matrix: Array, explained: Array) -> Array:
     return residual / np.where(spread > 1e-9, spread, 1.0)
 
 
-def _guess(space: Space, columns: Array, share: Array, generator: np.random.Generator, *, first: bool) -> Array:
+def _guess(
+    space: Space, columns: Array, share: Array, generator: np.random.Generator, *, first: bool, lasts: bool = False
+) -> Array:
     if columns.shape[1] == 0:
         columns = generator.standard_normal((len(columns), 2))
     if space.is_discrete:
-        return _clusters(columns, share, space.width, generator, first=first)
+        return _clusters(columns, share, space.width, generator, first=first, lasts=lasts)
     scores = _components(columns, space.width, generator, first=first)
     if space.is_skewed:
         scores = _leaning_right(scores, generator, first=first)
@@ -124,14 +131,22 @@ def _leaning_right(scores: Array, generator: np.random.Generator, *, first: bool
     return scores * (sign if first else sign * generator.choice([-1.0, 1.0], scores.shape[1]))
 
 
-def _clusters(columns: Array, share: Array, size: int, generator: np.random.Generator, *, first: bool) -> Array:
+def _clusters(
+    columns: Array, share: Array, size: int, generator: np.random.Generator, *, first: bool, lasts: bool = False
+) -> Array:
     """Soft labels of the rows; restarts look at a random rescaling of the columns, some at random directions.
 
+    Of states that do not last, most restarts have a random row as the centre of each, with the spread of all rows, and
+    random weights: k-means leads to optima in which states are alike in size.
     Labels are never quite hard: a table that starts with zeros would keep them.
     """
+    if not first and not lasts and generator.random() < CENTRED:
+        centres = columns[generator.choice(len(share), size, p=share)]
+        apart = ((columns**2).sum(1, keepdims=True) + (centres**2).sum(1)) / 2 - columns @ centres.T
+        return special.softmax(np.log(generator.dirichlet(np.ones(size))) - apart, axis=1)
     if not first:
         columns = columns * np.exp(generator.normal(0.0, 1.0, columns.shape[1]))
-    if not first and generator.random() < 0.4:
+    if not first and lasts and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
         return special.softmax(2 * scores / np.maximum(scores.std(0), 1e-9), axis=1)
     sample = columns[generator.choice(len(share), min(len(columns), CLUSTERED_ROWS), p=share)]
@@ -139,6 +154,23 @@ def _clusters(columns: Array, share: Array, size: int, generator: np.random.Gene
     centres = min(runs, key=lambda run: run[1])[0]
     labels = np.eye(size)[nearest(columns, centres)]
     return (1 - SOFTNESS) * labels + SOFTNESS / size
+
+
+def _given_sign(structure: Structure, node: str, guess: Array, known: Mapping[str, Array]) -> Array:
+    """Minus one for components (width,) that move against children whose given slopes say with, or the reverse.
+
+    A factor that is marked by a loading of one does not turn round by descent: its scale goes to zero on the way.
+    """
+    agreement = np.zeros(guess.shape[1])
+    for child in structure.graph.children(node):
+        mechanism = structure.mechanisms[child]
+        weight = mechanism.declared().get("weight")
+        if child not in known or weight is None or not weight.has_value or not isinstance(mechanism, Sloped):
+            continue
+        slopes = mechanism.slopes({"weight": weight.constant(child, "weight").unsqueeze(0)}, node)
+        if slopes is not None:
+            agreement += slopes[0].nan_to_num().numpy() * ((guess - guess.mean(0)).T @ known[child][:, -1])
+    return np.where(agreement < 0, -1.0, 1.0)
 
 
 def _components(columns: Array, dim: int, generator: np.random.Generator, *, first: bool) -> Array:

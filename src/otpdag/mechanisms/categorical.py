@@ -175,6 +175,7 @@ class Categorical(Category, Shares):
         logits: Intercepts of the logit; only with numeric parents or a network.
         weight: Slopes of the logit.
         network: Sizes of hidden layers of a network of the parents.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         terms: A formula of the parents for the logit, such as ``"x + C(z)"``.
 
     >>> Categorical(3).space
@@ -390,6 +391,7 @@ class Multinomial(Shares):
         logits: Intercepts of the logit.
         weight: Slopes of the logit.
         network: Sizes of hidden layers of a network of the parents.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         terms: A formula of the parents for the logit, such as ``"x + C(z)"``.
 
     >>> Multinomial(5, total=20).noise
@@ -431,7 +433,16 @@ class Multinomial(Shares):
         self.source = family.parents[0][0] if self.form == "topics" else None
         self.check_form()
         terms = self.terms_of(family)
-        self.predictor = Predictor(family, self.dim, "logits", self.logits, self.weight, self.network, terms=terms)
+        self.predictor = Predictor(
+            family,
+            self.dim,
+            "logits",
+            self.logits,
+            self.weight,
+            self.network,
+            terms=terms,
+            network_prior=self.network_prior,
+        )
 
     @property
     def noise(self) -> Noise:

@@ -40,6 +40,7 @@ class Dirichlet(Predicted):
 
     weight: SettingLike = field(default=None, init=False)
     network: Sequence[int] = field(default=(), init=False)
+    network_prior: float = field(default=0.0, init=False)
     terms: str | None = field(default=None, init=False)
     predicts: ClassVar[str] = "concentration"
     space_kind: ClassVar[type[Vector]] = Simplex

@@ -306,6 +306,7 @@ class Poisson(LogLinearCount):
         weight: Slopes of the numeric parents.
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         extra_zeros: ``"inflated"`` where a share ``zeros`` of the counts is zero whatever the rate; ``"hurdle"`` where
             that is the share of all zeros, and other counts are at least one.
         zeros: That share.
@@ -367,6 +368,7 @@ class NegativeBinomial(LogLinearCount):
         dispersion: Dispersion, above zero.
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         extra_zeros: ``"inflated"`` where a share ``zeros`` of the counts is zero whatever the rate; ``"hurdle"`` where
             that is the share of all zeros, and other counts are at least one.
         zeros: That share.
@@ -443,6 +445,7 @@ class Gamma(GeneralisedLinear):
         shape: Shape; one over the squared coefficient of variation.
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
 
     >>> Gamma(shape=2.0).space
     Positive(dim=1)
@@ -626,6 +629,7 @@ class Beta(GeneralisedLinear):
         concentration: Concentration; large values make the node nearly constant at its mean.
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
 
     >>> Beta(logit_mean=0.0).space
     Unit(dim=1)

@@ -78,6 +78,7 @@ class MultivariateNormal(Located):
     shared_covariance: bool = False
 
     network: Sequence[int] = field(default=(), init=False)
+    network_prior: float = field(default=0.0, init=False)
     beside: ClassVar[tuple[str, ...]] = ("covariance",)
 
     @property

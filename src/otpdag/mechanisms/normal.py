@@ -201,6 +201,7 @@ class Normal(Censorable, LocationScale):
         scale: Standard deviation of the noise. Hidden nodes have it fixed at one unless it is given: the
             scale of something never seen can be moved into its children without changing what is seen.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         isotropic: One scale for all coordinates.
@@ -280,7 +281,8 @@ class Normal(Censorable, LocationScale):
             moved = (centre * line.unsqueeze(1)).sum(-1) + (line * shift)[..., 1:].sum(-1).unsqueeze(1)
             fitted["loc"] = torch.where(count > 0, shift[:, 0] + unit * moved, params["loc"])
         if "scale" in learned:
-            squares = torch.einsum("rcdij,rdi,rdj->rcd", around, line, line) * unit.square()
+            along = (around * line[:, None, :, None]).sum(-1)
+            squares = (along * line.unsqueeze(1)).sum(-1) * unit.square()
             fitted["scale"] = self._spread(squares, count, params["scale"], least)
         return fitted
 
@@ -351,6 +353,7 @@ class LogNormal(Censorable, LocationScale):
         weight: Slopes of the numeric parents.
         scale: Standard deviation of the logarithm.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
@@ -409,6 +412,7 @@ class StudentT(Cellwise, LocationScale):
             given.
         df: Degrees of freedom, above one.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
+        network_prior: Precision of a normal prior on its layers, in units of the columns' spreads; zero for none.
         terms: A formula of the parents for the location, such as ``"x * C(z)"``, with one scale for all rows.
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.

@@ -216,14 +216,15 @@ class Formula:
 class Ridge:
     """A parameter that is learned under a normal prior: mean ``centre``, precision ``penalty``, None if rows say it."""
 
-    penalty: float | None
+    penalty: float | Tensor | None
     centre: float = 0.0
     named: ClassVar[str] = "ridge"
     support: ClassVar[Support] = REAL
 
     def log_density(self, value: Tensor) -> Tensor:
         """Of natural values (R, ...), up to a constant: (R,)."""
-        return -0.5 * (self.penalty or 0.0) * (value - self.centre).square().flatten(1).sum(-1)
+        penalty = 0.0 if self.penalty is None else self.penalty
+        return -0.5 * (penalty * (value - self.centre).square()).flatten(1).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -362,7 +363,7 @@ class Parameter:
         if not isinstance(self.setting, Ridge) and self.bent is None:
             return None
         told = self.setting if isinstance(self.setting, Ridge) else Ridge(0.0)
-        penalty = told.penalty or 0.0
+        penalty = told.penalty if isinstance(told.penalty, float) else 0.0
         matrix, right = penalty * torch.eye(rows).to(like), torch.full((columns, rows), penalty * told.centre).to(like)
         return matrix if self.bent is None else matrix + self.bent.to(like), right
 

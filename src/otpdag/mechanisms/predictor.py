@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_number
 from otpdag.layers import apply_mlp, mlp_tensors
 from otpdag.mechanisms.base import (
     LINE,
@@ -158,6 +158,7 @@ class Predictor:
     terms: Terms | None = None
     bent: Tensor | None = None
     """Precision (inputs, inputs) of the prior by which curves are smooth."""
+    network_prior: float = 0.0
 
     most_rows: ClassVar[int] = 20_000
     """Of a table: more configurations than any data could tell apart."""
@@ -215,7 +216,11 @@ class Predictor:
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
             for name, (shape, spread) in mlp_tensors((width, *self.network, self.dim)).items():
-                declared[f"network.{name}"] = Parameter(shape, REAL, init_scale=spread)
+                own = unit if name.startswith(f"{len(self.network)}.") else None  # the last layer predicts
+                prior = (
+                    Ridge(self.network_prior / (1.0 if own is None else own.square())) if self.network_prior else None
+                )
+                declared[f"network.{name}"] = Parameter(shape, REAL, prior, unit=own, init_scale=spread)
         return declared
 
     def with_units(self, target: Tensor | None, parents: Parents, weight: Tensor) -> Predictor:
@@ -497,6 +502,7 @@ class Predicted(Mechanism):
     dim: int = field(default=1, kw_only=False)
     weight: SettingLike = None
     network: Sequence[int] = ()
+    network_prior: float = 0.1
     terms: str | None = None
 
     predictor: Predictor = field(init=False)
@@ -520,6 +526,7 @@ class Predicted(Mechanism):
         if self.dim < 1:
             raise ModelError(f"dim must be at least 1; got {self.dim}")
         self.network = tuple(self.network)
+        check_number("network_prior", self.network_prior, least=0.0)
 
     @property
     def space(self) -> Space:
@@ -541,7 +548,15 @@ class Predicted(Mechanism):
         if terms is not None and not terms.has_intercept and level is None:
             level = 0.0
         self.predictor = Predictor(
-            self.family, self.dim, self.predicts, level, self.weight, self.network, no_level=free, terms=terms
+            self.family,
+            self.dim,
+            self.predicts,
+            level,
+            self.weight,
+            self.network,
+            no_level=free,
+            terms=terms,
+            network_prior=self.network_prior,
         )
 
     def _spread_of(self, name: str) -> Spread | None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_time
 from otpdag.likelihood.elimination.families import (
     FamilyView,
     TableView,
@@ -71,6 +71,7 @@ def eliminate(steps: Sequence[Step], banks: Banks, *, best: bool = False) -> lis
     """
     conditionals = []
     for step in steps:
+        check_time()
         message, conditional = (_best if best else _sum)(_product(step, banks))
         above = banks[step.sizes[:-1]][:, step.output : step.output + len(step.cell)]
         above.copy_(message.reshape(above.shape))
@@ -124,6 +125,7 @@ def beliefs(steps: Sequence[Step], conditionals: Sequence[Tensor], banks: Banks)
             weight times belief everywhere: the derivative of the weighed evidence by each entry (Fisher's identity).
     """
     for step, conditional in zip(reversed(steps), reversed(conditionals), strict=True):
+        check_time()
         above = banks[step.sizes[:-1]][:, step.output : step.output + len(step.cell)]
         belief = conditional * above.view(*above.shape[:2], *step.sizes[:-1], 1)
         for axes, rows in step.inputs.items():
