@@ -181,3 +181,15 @@ def test_alarm_agrees_with_pyagrum():
         assert model.query(node, given=evidence).to_numpy() == pytest.approx(
             engine.posterior(node).toarray(), abs=1e-10
         )
+
+
+def test_an_answer_says_which_effects_the_graph_does_not_identify():
+    bow = otp.Graph([("u", "x"), ("u", "y"), ("x", "y"), ("z", "x")], hidden=["u"])
+    model = otp.Model(bow, {node: m.Bernoulli() for node in bow.nodes})
+    half = {node: {"probs": np.full((2,) * (1 + len(bow.parents(node))), 0.5)} for node in bow.nodes}
+    model.set_params(half)
+    assert "not identified by the graph" in model.query("y", do={"x": 1}).attrs["not identified"]
+    assert model.query("y", do={"z": 1}).attrs["not identified"] == ""
+    assert model.query("y", given={"x": 1}).attrs["not identified"] == ""
+    after = model.counterfactual(pd.DataFrame({"z": [0], "x": [0], "y": [1]}), {"x": 1})
+    assert "u is an unseen common cause" in after.attrs["not identified"]

@@ -143,7 +143,7 @@ def test_a_node_without_edges_and_a_node_without_entry():
         ("{edges: [[a, b]], nodes: {a: {type: [1]}}}", "nodes.a.type: there is no mechanism"),
         (
             "{edges: [[a, b]], nodes: {a: {type: Normal, sclae: 2}}}",
-            "nodes.a.sclae: is not known; Normal has dim, weight, network, terms, loc, floor, scale, shared_scale",
+            "nodes.a.sclae: is not known; Normal has dim, weight, network, network_prior, terms, loc, floor, scale, ",
         ),
         (
             "{edges: [[a, b]], nodes: {a: {type: Normal, scale: big}}}",

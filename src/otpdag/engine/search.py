@@ -22,9 +22,6 @@ from otpdag.errors import ModelError, OutOfTime, check_count, out_of_time_if
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.problem import Problem, Proposals, Refinement, Units, units_of
 
-LONG_STEP, LAST_STEP = 0.05, 0.25
-"""Shares of a time limit by which a step, and the last one after the limit, may be late before it is given up."""
-
 
 @dataclass(frozen=True)
 class SearchSchedule:
@@ -207,6 +204,9 @@ def search(
 
 class _Field:
     """All starts of a search: where each is now, the losses that it reached, and who is still in."""
+
+    long_step, last_step = 0.05, 0.25
+    """Shares of a time limit by which a step, and the last one after the limit, may be late before it is given up."""
 
     def __init__(
         self,
@@ -440,7 +440,7 @@ class _Field:
         """Minimise, move the problem, go on, until it moves no more; the starts' points are where that ends."""
         most = problem.pace.steps
         limited = steps if most is None else min(steps, most)
-        with suppress(OutOfTime), out_of_time_if(lambda: self.searcher.monitor.stopping.is_late(LONG_STEP)):
+        with suppress(OutOfTime), out_of_time_if(lambda: self.searcher.monitor.stopping.is_late(self.long_step)):
             problem = problem.laid_out_for(self.points[alive])
         run = Run(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
         patient = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
@@ -561,7 +561,7 @@ class _Field:
             return stop
 
         steps, resume = (min(1, run.steps), None) if hurried else (run.steps, resume)
-        share = LAST_STEP if hurried else LONG_STEP
+        share = self.last_step if hurried else self.long_step
         try:
             with out_of_time_if(lambda: monitor.stopping.is_late(share)):
                 outcome = self.searcher.optimiser.run(replace(run, steps=steps, is_over=is_over), watch, resume)

@@ -66,10 +66,6 @@ nothing."""
 MOST_AT_ONCE = 60
 """Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
 
-CURVED_ROWS, MOST_CURVED, METRIC_STEPS = 1_000, 1_000, 20
-"""Rows whose scores tell how the loss of a network bends, parameters of which a matrix is worth its time, and steps of
-descent after which it is another one."""
-
 CURVED_ENTRIES = 2**10
 """Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
 
@@ -105,6 +101,8 @@ class GraphProblem(TableRows):
     """The same with points where posteriors are."""
     placed_for: Tensor | None = None
     """The parameters whose posteriors they are."""
+    most_curved: ClassVar[int] = 1_000
+    """Parameters of networks up to which a matrix of how the loss bends is worth its time."""
 
     @cached_property
     def complete(self) -> Mapping[int, Tensor]:
@@ -117,7 +115,7 @@ class GraphProblem(TableRows):
         layout = self.unplaced
         largest = math.ceil(layout.pieces / self.rows) * layout.largest_table
         each = max(1, min(layout.elements // self.rows, largest))
-        return Pace(points_per_row=each, metric_steps=METRIC_STEPS if self.networks else None)
+        return Pace(points_per_row=each, metric_steps=20 if self.networks else None)
 
     @cached_property
     def networks(self) -> tuple[str, ...]:
@@ -127,7 +125,7 @@ class GraphProblem(TableRows):
             for node, names in self.structure.keys.items()
             if any(name.startswith("network.") for name in names)
         }
-        return tuple(sizes) if sum(sizes.values()) <= MOST_CURVED and not self.structure.ties_parameters else ()
+        return tuple(sizes) if sum(sizes.values()) <= self.most_curved and not self.structure.ties_parameters else ()
 
     @property
     def tempering(self) -> Tempering:
@@ -259,7 +257,7 @@ class GraphProblem(TableRows):
         family = (node, *(name for name, _ in mechanism.family.parents))
         if not set(family) <= set(self.batch.values):
             return None
-        rows = torch.stack([self.batch.mask[name][0].all(-1) for name in family]).all(0).nonzero()[:CURVED_ROWS, 0]
+        rows = torch.stack([self.batch.mask[name][0].all(-1) for name in family]).all(0).nonzero()[:1000, 0]
         if not len(rows):
             return None
         own, *parents = (self.batch.values[name][0, rows] for name in family)

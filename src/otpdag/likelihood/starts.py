@@ -26,7 +26,6 @@ Guesses = dict[str, Array]
 CLUSTERED_ROWS = 2000  # that clusters and components are looked for among: more change neither
 RESCALED, NOISE = 0.3, 0.3  # by how much restarts rescale columns, in logarithms, and what they add to components
 LONGEST_STAY = 6  # steps around a guessed state that restarts look at, fewer than so many
-CENTRED = 0.75  # share of restarts whose states begin around random rows
 SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table that starts with zeros would keep them
 
 
@@ -140,7 +139,7 @@ def _clusters(
     random weights: k-means leads to optima in which states are alike in size.
     Labels are never quite hard: a table that starts with zeros would keep them.
     """
-    if not first and not lasts and generator.random() < CENTRED:
+    if not first and not lasts and generator.random() < 0.75:
         centres = columns[generator.choice(len(share), size, p=share)]
         apart = ((columns**2).sum(1, keepdims=True) + (centres**2).sum(1)) / 2 - columns @ centres.T
         return special.softmax(np.log(generator.dirichlet(np.ones(size))) - apart, axis=1)

@@ -433,16 +433,8 @@ class Multinomial(Shares):
         self.source = family.parents[0][0] if self.form == "topics" else None
         self.check_form()
         terms = self.terms_of(family)
-        self.predictor = Predictor(
-            family,
-            self.dim,
-            "logits",
-            self.logits,
-            self.weight,
-            self.network,
-            terms=terms,
-            network_prior=self.network_prior,
-        )
+        settings = self.logits, self.weight, self.network, self.network_prior
+        self.predictor = Predictor(family, self.dim, "logits", *settings, terms=terms)
 
     @property
     def noise(self) -> Noise:

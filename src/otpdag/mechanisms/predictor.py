@@ -153,12 +153,12 @@ class Predictor:
     intercept: SettingLike = None
     weight: SettingLike = None
     network: Sequence[int] = ()
+    network_prior: float = 0.0
     units: Units | None = None
     no_level: bool = False
     terms: Terms | None = None
     bent: Tensor | None = None
     """Precision (inputs, inputs) of the prior by which curves are smooth."""
-    network_prior: float = 0.0
 
     most_rows: ClassVar[int] = 20_000
     """Of a table: more configurations than any data could tell apart."""
@@ -547,17 +547,8 @@ class Predicted(Mechanism):
         self.spreads = {name: one for name in self.beside if (one := self._spread_of(name)) is not None}
         if terms is not None and not terms.has_intercept and level is None:
             level = 0.0
-        self.predictor = Predictor(
-            self.family,
-            self.dim,
-            self.predicts,
-            level,
-            self.weight,
-            self.network,
-            no_level=free,
-            terms=terms,
-            network_prior=self.network_prior,
-        )
+        settings = level, self.weight, self.network, self.network_prior
+        self.predictor = Predictor(self.family, self.dim, self.predicts, *settings, no_level=free, terms=terms)
 
     def _spread_of(self, name: str) -> Spread | None:
         """What predicts a table beside the prediction, if a formula is given for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -179,6 +179,8 @@ class Model(ModelBase):
 
         Returns:
             Probabilities of categories, or mean and standard deviation of a number; for several questions one row each.
+            ``attrs["not identified"]`` says where the graph does not identify the effect of the node that is set;
+            :meth:`otpdag.FitResult.effect` asks mechanisms and data as well.
 
         >>> import otpdag as otp
         >>> from otpdag import mechanisms as m
@@ -213,7 +215,16 @@ class Model(ModelBase):
         else:
             answer = self._shown_belief(names[0], queries.believe(fitted, batch, names[0], notes))
         _warn(notes)
+        answer.attrs["not identified"] = self._not_identified(set_to, names)
         return answer
+
+    def _not_identified(self, set_to: Collection[str], nodes: Iterable[str]) -> str:
+        """What the graph says of those effects of one node that is set that it does not identify."""
+        if len(set_to) != 1 or not self.graph.hidden:
+            return ""
+        (treatment,) = set_to
+        verdicts = (self.identified(treatment, node) for node in nodes if node != treatment)
+        return "; ".join(str(one) for one in verdicts if not one)
 
     def _shown_belief(self, node: str, belief: queries.Belief) -> pd.Series | pd.DataFrame:
         if belief.variance is None:
@@ -345,7 +356,7 @@ class Model(ModelBase):
         The noise of every mechanism is recovered from the row, and makes new values where an ancestor changes: the
         mean of a number; of a category the likeliest one, and beside it the probability of each (``y=1``), whose mean
         over rows is that of the table. Sums over what a row leaves open (unknown categories, the noise of categories
-        and counts) are exact.
+        and counts) are exact. ``attrs["not identified"]`` is that of :meth:`query`.
 
         Args:
             data: A table of rows as they were.
@@ -377,6 +388,8 @@ class Model(ModelBase):
             is_discrete, column = self.spaces[node].is_discrete, self._known_schema()[node]
             names = [f"{node}={label}" for label in self.labels(node)] if is_discrete else list(column.names)
             table[names] = expected[node].numpy()  # the mean of a count is no count
+        seen = [node for node in changed_by(self.graph, settings) if node in self.graph.observed]
+        table.attrs["not identified"] = self._not_identified(settings, seen)
         return table
 
     # -- sequences ------------------------------------------------------------------------------------------------
