@@ -575,7 +575,7 @@ class Predicted(Mechanism):
             return None
         from otpdag.mechanisms.terms import Terms  # only nodes that have some pay for it
 
-        return Terms.read(self.terms, family, full=isinstance(self.weight, Ridge) and self.weight.penalty != 0)
+        return Terms.read(self.terms, family, full=isinstance(self.weight, Ridge) and bool(self.weight.penalty != 0))
 
     def parameters(self) -> dict[str, Parameter]:
         """What is predicted, and positive tables beside it."""
