@@ -113,6 +113,8 @@ def check_number(name: str, value: object, least: float = -math.inf) -> None:
     Traceback (most recent call last):
     otpdag.errors.ModelError: eps must be a number; got 'a'
     """
+    if isinstance(value, int) and abs(value) > 2**1000:
+        raise ModelError(f"{name} must be a number of at most 1e300 in size; got {value!r:.100}")
     if isinstance(value, bool) or not isinstance(value, Real) or (least > -math.inf and not float(value) >= least):
         bound = "" if least == -math.inf else f" of at least {least:g}"
         raise ModelError(f"{name} must be a number{bound}; got {value!r:.100}")
@@ -151,7 +153,7 @@ def check_seed(seed: object) -> int:
 
 def check_level(level: object) -> None:
     """Refuse what is no coverage of an interval."""
-    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < float(level) < 1:
+    if isinstance(level, Integral) or not isinstance(level, Real) or not 0 < float(level) < 1:
         raise ModelError(f"level must lie between 0 and 1; got {level!r:.100}")
 
 
