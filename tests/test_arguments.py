@@ -111,7 +111,6 @@ def test_what_is_no_path_is_refused(fitted, path):
 
 
 def test_a_name_that_is_too_long_is_no_file(fitted):
-    with pytest.raises(otp.DataError, match="no model at"):
-        otp.load("a" * 5000)
-    with pytest.raises(otp.DataError, match="cannot be written"):
-        fitted.save("a" * 5000)
+    for use in (otp.load, fitted.save):
+        with pytest.raises(otp.DataError, match="a path must be text that a file can be called; got 'aaa"):
+            use("a" * 5000)
