@@ -41,7 +41,7 @@ DEFAULTS = {
         "memory": 134217728,
     },
     "objective.ClosedForm": {"reference": "model"},
-    "objective.Direct": {"points": 2048, "states": 256, "steps": 25, "draws": 4, "rounds": 30, "window": 3},
+    "objective.Direct": {"points": None, "states": 256, "steps": 25, "draws": 4, "rounds": 30, "window": 3},
     "objective.Drawn": {
         "noise": "sampled",
         "scope": "joint",

@@ -167,7 +167,7 @@ def test_sequences_in_any_order_give_the_same_fit_bit_for_bit(method):
     np.testing.assert_array_equal(*ends)
 
 
-@pytest.mark.parametrize("method", ["likelihood", "transport"])
+@pytest.mark.parametrize("method", ["likelihood", "pairs"])
 def test_documents_in_any_order_give_the_same_fit_bit_for_bit(method):
     rng = np.random.default_rng(2)
     counts = rng.poisson(0.7, (30, 8))

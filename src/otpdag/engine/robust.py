@@ -166,14 +166,15 @@ class CappedProblem(WrappedProblem):
         return None if self.judge is None else self.judge.explained(points)
 
     def _with_weights(self, points: Tensor) -> Self:
-        explained = torch.ones(len(points), self.rows, dtype=torch.bool) if self.explained is None else self.explained
+        losses = self.base.unit_losses(points)
+        explained = torch.ones_like(losses, dtype=torch.bool) if self.explained is None else self.explained
         weights = explained.to(points)
         if self.trimmings:
-            weights = weights * self._trimmed(points)
+            weights = weights * self._trimmed(losses)
         else:
-            of_rows, of_model = self.base.unit_losses(points), self._model_losses(self.base, points)
-            for weight, kept, losses, model in zip(weights, explained, of_rows, of_model, strict=True):
-                weight[kept] = tail_weights(losses[kept], model, self.options)
+            of_model = self._model_losses(self.base, points)
+            for weight, kept, own, model in zip(weights, explained, losses, of_model, strict=True):
+                weight[kept] = tail_weights(own[kept], model, self.options)
         return replace(self, weights=weights, weighted=self.base.reweighted(weights))
 
     def _model_losses(self, units: Units, points: Tensor) -> list[Tensor]:
@@ -181,11 +182,10 @@ class CappedProblem(WrappedProblem):
         samples = [(units.simulated(point, self.options.sample, self.seed), point) for point in points.split(1)]
         return [sample.unit_losses(point)[0] for sample, point in samples]
 
-    def _trimmed(self, points: Tensor) -> Tensor:
-        """One for the likeliest units at present; the others are left out."""
-        losses = self.base.unit_losses(points)
+    def _trimmed(self, losses: Tensor) -> Tensor:
+        """One for the likeliest units by their losses (R, N); the others are left out."""
         likely = losses <= losses.quantile(1 - self.options.most_dropped, dim=-1, keepdim=True)
-        if self.untrimmed is not None and len(self.untrimmed) == len(points):
+        if self.untrimmed is not None and len(self.untrimmed) == len(losses):
             likely = likely | self.untrimmed.to(likely.device).unsqueeze(-1)
         return likely.to(losses)
 
