@@ -1,5 +1,6 @@
 """Terms of formulas: estimates and errors beside statsmodels, columns beside formulaic, files, gaps and refusals."""
 
+import math
 import re
 
 import formulaic
@@ -176,3 +177,11 @@ def test_a_table_that_rows_cannot_tell_is_named_with_what_to_write():
     assert any("42 joint states" in note and "terms='scores(a) + C(b) + c'" in note for note in few.notes)
     less = otp.fit(otp.Model(graph, {**nodes, "y": m.Bernoulli(terms="scores(a) + C(b) + c")}), rows.iloc[:200])
     assert not any("joint states" in note for note in less.notes)
+
+
+def test_functions_of_numbers_are_numbers_and_bare_functions_are_refused():
+    family = m.Family("y", (("x", Real()),))
+    parents = {"x": torch.tensor([[[3.0]]])}
+    torch.testing.assert_close(Terms.read("I(log(2) * x)", family)(parents), torch.tensor([[[3.0 * math.log(2)]]]))
+    with pytest.raises(ModelError, match="'exp' in its terms is no number"):
+        Terms.read("I(x * exp)", family)

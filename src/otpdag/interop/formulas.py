@@ -13,11 +13,9 @@ the delta method.
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal
@@ -38,6 +36,7 @@ from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import start, tie
+from otpdag.mechanisms.terms import FUNCTIONS, evaluated, is_arithmetic, names_in, parsed
 from otpdag.model import Model
 from otpdag.problem import Problem
 from otpdag.structure import Naturals
@@ -536,39 +535,13 @@ def _numbers(formulas: Formulas, problem: Problem, naturals: Naturals) -> Tensor
     return torch.stack(values)
 
 
-_FUNCTIONS = {"exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt, "abs": torch.abs}
-_OPERATIONS: dict[type[ast.AST], Callable[..., Tensor]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
-    ast.USub: operator.neg,
-}
-
-
 def _defined(name: str, text: str, labelled: Mapping[str, Tensor]) -> Tensor:
     """A number that is computed of labelled ones, by sums, products, powers and some functions."""
-
-    def value(node: ast.AST) -> Any:
-        match node:
-            case ast.BinOp() if type(node.op) in _OPERATIONS:
-                return _OPERATIONS[type(node.op)](value(node.left), value(node.right))
-            case ast.UnaryOp() if type(node.op) in _OPERATIONS:
-                return _OPERATIONS[type(node.op)](value(node.operand))
-            case ast.Call(func=ast.Name(id=called), args=[inner]) if called in _FUNCTIONS:
-                return _FUNCTIONS[called](torch.as_tensor(value(inner)))
-            case ast.Constant(value=int() | float() as number):
-                return number
-            case ast.Name(id=known) if known in labelled:
-                return labelled[known]
+    how = text.replace("^", "**")
+    tree = parsed(how)
+    if tree is None or not is_arithmetic(tree) or not labelled.keys() >= set(names_in(how)):
         raise ModelError(
-            f"{name} := {text} must be sums, products, powers, {', '.join(_FUNCTIONS)} of labels; there are "
+            f"{name} := {text} must be sums, products, powers, {', '.join(FUNCTIONS)} of labels; there are "
             f"{listed(sorted(labelled)) or 'none'}"
         )
-
-    try:
-        tree = ast.parse(text.replace("^", "**"), mode="eval")
-    except SyntaxError:
-        raise ModelError(f"{name} := {text} cannot be read") from None
-    return torch.as_tensor(value(tree.body), dtype=torch.float64)
+    return torch.as_tensor(evaluated(tree, labelled), dtype=torch.float64)

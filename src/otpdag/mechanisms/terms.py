@@ -59,7 +59,7 @@ class Factor:
         if self.kind == "scores":
             steps = torch.arange(parents[self.of].shape[-1]).to(parents[self.of])
             return (parents[self.of] * steps).sum(-1, keepdim=True)
-        value = parents[self.of] if self.of in parents else _evaluated(_parsed(self.of), parents)
+        value = parents[self.of] if self.of in parents else evaluated(parsed(self.of), parents)
         if self.kind == "poly":
             return torch.cat([value**power for power in range(1, self.size + 1)], -1)
         return value if self.kind == "number" else natural_spline(value, knots)
@@ -134,7 +134,7 @@ class Terms:
     def parents(self) -> frozenset[str]:
         """The parents that the terms read."""
         known = {name for name, _ in self.family.parents}
-        return frozenset(name for one in self.factors for name in ([one.of] if one.of in known else _names(one.of)))
+        return frozenset(name for one in self.factors for name in ([one.of] if one.of in known else names_in(one.of)))
 
     @cached_property
     def splines(self) -> tuple[Factor, ...]:
@@ -307,7 +307,7 @@ def _factor(text: str, family: Family) -> Factor:
     if text in spaces:
         kind: Any = "category" if spaces[text].is_discrete else "number"
         return Factor(kind, text, text, spaces[text].width)
-    tree = _parsed(text)
+    tree = parsed(text)
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.args and not tree.keywords:
         name, of, others = tree.func.id, ast.unparse(tree.args[0]), [ast.unparse(one) for one in tree.args[1:]]
         if name in ("C", "scores") and not others and of in spaces and spaces[of].is_discrete:
@@ -332,9 +332,9 @@ def _factor(text: str, family: Family) -> Factor:
 def _check_numbers(of: str, text: str, family: Family) -> None:
     """Refuse an expression that is not one of parents that are single numbers."""
     known = {name for name, space in family.continuous if space.width == 1}
-    tree = _parsed(of)
-    wrong = "" if tree is not None and _names(of) and _is_arithmetic(tree) else text
-    wrong = wrong or next((name for name in _names(of) if name not in known), "")
+    tree = parsed(of)
+    wrong = "" if tree is not None and names_in(of) and is_arithmetic(tree) else text
+    wrong = wrong or next((name for name in names_in(of) if name not in known), "")
     if wrong:
         parents = listed([name for name, _ in family.parents]) or "none"
         raise ModelError(
@@ -343,21 +343,23 @@ def _check_numbers(of: str, text: str, family: Family) -> None:
         )
 
 
-def _is_arithmetic(tree: ast.expr) -> bool:
+def is_arithmetic(tree: ast.expr) -> bool:
+    """Whether an expression has names, numbers, operators and known functions alone."""
     match tree:
         case ast.Name() | ast.Constant(value=int() | float()):
             return True
         case ast.BinOp(left=left, op=op, right=right):
-            return type(op) in OPERATORS and _is_arithmetic(left) and _is_arithmetic(right)
+            return type(op) in OPERATORS and is_arithmetic(left) and is_arithmetic(right)
         case ast.UnaryOp(op=op, operand=one):
-            return type(op) in OPERATORS and _is_arithmetic(one)
+            return type(op) in OPERATORS and is_arithmetic(one)
         case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]):
-            return name in FUNCTIONS and _is_arithmetic(one)
+            return name in FUNCTIONS and is_arithmetic(one)
     return False
 
 
 @cache
-def _parsed(text: str) -> ast.expr | None:
+def parsed(text: str) -> ast.expr | None:
+    """The tree of an expression; None where it is none."""
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -365,14 +367,15 @@ def _parsed(text: str) -> ast.expr | None:
 
 
 @cache
-def _names(text: str) -> tuple[str, ...]:
-    """Parents that an expression reads."""
-    tree = _parsed(text)
-    found = [] if tree is None else [one.id for one in ast.walk(tree) if isinstance(one, ast.Name)]
-    return tuple(name for name in dict.fromkeys(found) if name not in FUNCTIONS)
+def names_in(text: str) -> tuple[str, ...]:
+    """What an expression reads; functions that it calls are not."""
+    tree = parsed(text)
+    inside = [] if tree is None else list(ast.walk(tree))
+    called = {id(one.func) for one in inside if isinstance(one, ast.Call)}
+    return tuple(dict.fromkeys(one.id for one in inside if isinstance(one, ast.Name) and id(one) not in called))
 
 
-def _evaluated(tree: ast.expr | None, parents: Parents) -> Any:
+def evaluated(tree: ast.expr | None, parents: Parents) -> Any:
     """The value of an expression that was checked."""
     match tree:
         case ast.Name(id=name):
@@ -380,11 +383,11 @@ def _evaluated(tree: ast.expr | None, parents: Parents) -> Any:
         case ast.Constant(value=value):
             return value
         case ast.BinOp(left=left, op=op, right=right):
-            return OPERATORS[type(op)](_evaluated(left, parents), _evaluated(right, parents))
+            return OPERATORS[type(op)](evaluated(left, parents), evaluated(right, parents))
         case ast.UnaryOp(op=op, operand=one):
-            return OPERATORS[type(op)](_evaluated(one, parents))
+            return OPERATORS[type(op)](evaluated(one, parents))
         case ast.Call(func=ast.Name(id=name), args=[one]):
-            return FUNCTIONS[name](_evaluated(one, parents))
+            return FUNCTIONS[name](torch.as_tensor(evaluated(one, parents)))
     raise AssertionError("expressions are checked when they are read")
 
 
