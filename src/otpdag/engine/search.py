@@ -72,7 +72,7 @@ class SearchSchedule:
     race_margin: float = 300.0
     race_tolerance: float = 1e-7
     enough: int = 3
-    plenty: int = 10
+    plenty: int = 30
     short_rows: int = 600
     short_elements: int = 150_000
     short_steps: int = 24
