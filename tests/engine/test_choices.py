@@ -410,3 +410,8 @@ def test_images_need_an_encoder_and_one_node():
     two = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
     with pytest.raises(ModelError, match="images belong to one observed node; the graph has 2"):
         ImageData.of(two, Images(PIXELS))
+
+
+def test_a_way_of_topics_that_there_is_not_is_refused():
+    with pytest.raises(otp.ModelError, match="for topics; got 'transport'"):
+        topic_method("transport", documents=60)

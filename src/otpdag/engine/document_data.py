@@ -243,6 +243,8 @@ def topic_method(
     if name == "pairs":
         sweeps = TopicSweeps(pairs=True, prior=prior, batch=batch, background=background)
         return Method("pairs", sweeps.objective, sweeps, EM(steps=steps or 300))
+    if name != "paper":
+        raise ModelError(f"method must be 'auto', 'likelihood', 'pairs' or 'paper' for topics; got {name!r}")
     # as the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution
     eta, temperature, epochs = (1e-4, 1.0, 300) if prior is None else (1e-1, 2.0, 1000)
     settings = PaperTopics(drawn=prior is not None, temperature=temperature, batch_size=50)
