@@ -23,6 +23,9 @@ def test_a_counterfactual_keeps_the_noise_of_its_row():
     assert (shifted["y"] - rows["y"]).tolist() == pytest.approx([3.0, 3.0])
     each = model.counterfactual(rows, {"t": [0.0, 2.0]}, draws=1)
     assert each["y"].tolist() == pytest.approx([4.0 - 4.5, 9.0])
+    # rows that show everything leave one world, also where one is drawn
+    drawn = model.counterfactual(rows, {"t": 0.0}, random=True)
+    assert drawn["y"].tolist() == pytest.approx([4.0 - 3 * 1.5, 9.0 - 3 * 2.0])
 
 
 def test_a_counterfactual_of_categories_bounds_what_could_have_been():

@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import special
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -85,6 +86,24 @@ def test_a_table_of_probabilities_has_binomial_errors_and_no_error_at_its_edge()
     assert found.loc["b.probs[a=u, p]", "note"] == "at the edge"
     assert np.isnan(found.loc["b.probs[a=u, q]", "std_error"])
     assert any("at the edge" in text for text in summary.warnings)
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95])
+def test_intervals_of_probabilities_are_those_of_their_log_odds(level):
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"k": rng.choice(3, 200, p=[0.05, 0.15, 0.8]), "n": rng.poisson(3.0, 200)})
+    table["n"] *= rng.random(200) < 0.7
+    nodes = {"k": m.Categorical(3), "n": m.Poisson(extra_zeros="inflated")}
+    found = lines(otp.fit(otp.Model(otp.Graph([], nodes=["k", "n"]), nodes), table), level=level)
+    shares = table["k"].value_counts(normalize=True)
+    for category in range(3):
+        other = sm.Logit(table["k"] == category, np.ones(200)).fit(disp=0)
+        ends = 1 / (1 + np.exp(-other.conf_int(1 - level).to_numpy()[0]))
+        own = found.loc[f"k.probs[{category}]"]
+        assert own["estimate"] == pytest.approx(shares[category])
+        assert [own["lower"], own["upper"]] == pytest.approx(ends, rel=1e-3)
+    below, estimate, above = (special.logit(found.loc["n.zeros", name]) for name in ("lower", "estimate", "upper"))
+    assert above - estimate == pytest.approx(estimate - below, rel=1e-6)
 
 
 def test_a_scale_on_its_floor_has_no_error():

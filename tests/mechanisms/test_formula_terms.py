@@ -185,3 +185,16 @@ def test_functions_of_numbers_are_numbers_and_bare_functions_are_refused():
     torch.testing.assert_close(Terms.read("I(log(2) * x)", family)(parents), torch.tensor([[[3.0 * math.log(2)]]]))
     with pytest.raises(ModelError, match="'exp' in its terms is no number"):
         Terms.read("I(x * exp)", family)
+
+
+def test_terms_of_a_vector_are_a_regression_of_each_coordinate():
+    rng = np.random.default_rng(4)
+    x, g = rng.normal(5.0, 2.0, 150), rng.integers(0, 2, 150)
+    v = np.stack([1 + x + g * x, 3 - 2 * x + 0.5 * g], 1) + rng.normal(size=(150, 2))
+    nodes = {"x": m.Normal(), "g": m.Categorical(2), "v": m.Normal(2, terms="x * g")}
+    model = otp.Model(otp.Graph([("x", "v"), ("g", "v")]), nodes)
+    otp.fit(model, {"x": x, "g": g, "v": v})
+    columns, own = np.stack([np.ones(150), x, g, x * g], 1), model.params()["v"]
+    expected = np.linalg.lstsq(columns, v, rcond=None)[0]
+    np.testing.assert_allclose(np.vstack([own["loc"], own["weight"]]), expected, rtol=1e-5)
+    np.testing.assert_allclose(own["scale"], (v - columns @ expected).std(0), rtol=1e-5)

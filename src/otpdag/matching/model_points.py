@@ -100,9 +100,8 @@ class ModelPoints:
 
     def fits(self, replicas: int) -> bool:
         """Whether everything that must be drawn is, for as many replicas."""
-        return (self.first_weight is None and not self.must_be_drawn) or (
-            self.first_weight is not None and len(self.first_weight) in (1, replicas)
-        )
+        placed = (self.log_drawn, self.first_weight)  # weights may be shared by replicas that drew each their own
+        return not self.must_be_drawn or all(one is not None and len(one) in (1, replicas) for one in placed)
 
 
 def lay_out(structure: Structure, batch: Batch, direct: Direct, seed: int, windows: int = 1) -> ModelPoints:

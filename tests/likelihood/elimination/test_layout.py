@@ -215,3 +215,11 @@ def test_a_budget_that_is_too_small_says_what_sums_would_take():
     structure, _, batch = lattice(4, 0.5)
     with pytest.raises(ModelError, match="a table of 32 entries for one row; at most 8 are summed"):
         lay_out_within(structure, batch, EliminationOptions(largest_table=8))
+
+
+def test_larger_tables_are_tried_where_no_coarser_points_serve(monkeypatch):
+    structure, _, batch = lattice(4, 0.5)
+    monkeypatch.setattr("otpdag.likelihood.elimination.layout.USUAL_TABLE", 8)
+    assert lay_out_within(structure, batch, EliminationOptions(largest_table=32)).largest_table == 32
+    with pytest.raises(ModelError, match="at most 31 are summed"):
+        lay_out_within(structure, batch, EliminationOptions(largest_table=31))
