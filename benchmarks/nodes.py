@@ -7,7 +7,6 @@ import re
 import warnings
 from functools import partial
 
-import lifelines
 import numpy as np
 import pandas as pd
 import statsmodels.api as sm
@@ -193,6 +192,8 @@ def ordered(settings: Settings) -> Record:
 
 def censored(settings: Settings) -> Record:
     """The error of slopes of right-censored times, over that of lifelines' accelerated failure times."""
+    import lifelines  # of the extra `bench`
+
     errors: dict[str, list[float]] = {"ours": [], "oracle": []}
     for repeat in range(settings.repeats):
         rng = streams(settings.seed, "censored", repeat).data

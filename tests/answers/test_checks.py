@@ -66,6 +66,7 @@ def test_misfits_are_named(kind, words):
     assert worst["adjusted"] < 0.01
 
 
+@pytest.mark.slow
 def test_right_models_are_rarely_accused():
     """Of 40 right models, complete and with gaps, more than three below 5 % would have a chance of one in twenty."""
     least = []

@@ -148,6 +148,7 @@ def test_a_mixed_graph_with_a_hidden_class_and_gaps():
     assert max(errors(model.params(), known).values()) < 0.12
 
 
+@pytest.mark.slow
 def test_a_latent_class_from_incomplete_answers():
     truth = otp.Model(
         otp.Graph([("z", f"q{i}") for i in range(6)], hidden=["z"]),

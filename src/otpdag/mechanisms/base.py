@@ -572,7 +572,8 @@ def check_kind(kind: type[Mechanism], argument: str, value: Any, node: str = "")
     """Refuse an argument of another kind than the class declares."""
     declared = _declared_type(kind, argument)
     number, whole = (isinstance(value, one) and not isinstance(value, bool) for one in (numbers.Real, numbers.Integral))
-    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes) and np.ndim(value) > 0
+    listed = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
+    listed = listed and getattr(value, "ndim", 1) > 0  # an array may be a single number
     good = {
         "int": whole,
         "bool": isinstance(value, bool | np.bool_),
