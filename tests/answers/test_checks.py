@@ -136,3 +136,16 @@ def test_a_node_whose_noise_cannot_be_recovered_is_compared_with_draws():
     otp.fit(model, table, seed=0, progress=False)
     assert model.check(table)["adjusted"].min() > 0.01
     assert model.check(table.assign(y=table["y"] ** 2)).index[0] == "y"
+
+
+def test_right_censored_times_are_not_accused():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=800)
+    time, end = rng.weibull(1.7, 800) * np.exp(0.4 * x), rng.exponential(2.0, 800)
+    table = pd.DataFrame({"x": x, "t.0": np.minimum(time, end), "t.1": np.where(time <= end, time, np.nan)})
+    nodes = {"x": m.Normal(), "t": m.Weibull(censored=True)}
+    model = otp.fit(otp.Model(otp.Graph([("x", "t")]), nodes), table, progress=False).model
+    assert model.check(table)["adjusted"].min() > 0.05
+    wrong = table.assign(**{"t.0": table["t.0"] * np.exp(0.6 * x**2), "t.1": table["t.1"] * np.exp(0.6 * x**2)})
+    model = otp.fit(otp.Model(otp.Graph([("x", "t")]), nodes), wrong, progress=False).model
+    assert model.check(wrong)["adjusted"].min() < 1e-4

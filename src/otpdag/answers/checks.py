@@ -34,7 +34,7 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents, abducted, can_abduct
 from otpdag.noise import draw_noise
-from otpdag.spaces import Simplex
+from otpdag.spaces import Interval, Simplex
 
 ORDERS = 6  # of polynomials: 3 tells skewness, 4 tails; 5 and 6 two humps and bounds
 DRAWS = 24  # of what a row does not show
@@ -198,7 +198,11 @@ def _sides(fitted: Fitted, batch: Batch, seed: int) -> dict[str, _Side]:
     complete = not graph.hidden and all(bool(mask.all()) for mask in batch.mask.values())
     values = {node: value[0].unsqueeze(1) for node, value in batch.values.items()}
     if not complete:
-        values = posterior_draws(fitted, batch, DRAWS, seed, stratified=True)
+        values = dict(posterior_draws(fitted, batch, DRAWS, seed, stratified=True))
+        for node in (one for one in batch.mask if isinstance(fitted.structure.mechanisms[one].space, Interval)):
+            seen = batch.mask[node][0].bool().unsqueeze(1)
+            # of an interval with one end the other is a draw of the number itself, which takes the place of both
+            values[node] = torch.where(seen & ~seen.flip(-1), values[node].flip(-1), values[node])
     sides = {}
     for node, value in values.items():
         mechanism, (rows, draws, _) = fitted.structure.mechanisms[node], value.shape
