@@ -674,7 +674,7 @@ def _codes(name: str, numbers: Floats, distinct: Floats) -> ColumnType | None:
         return None
     if first == 1 and (step == 1).all():
         scale = levels >= _RULES.scale
-        doubt = f"with parents as answers on a scale, m.Ordinal({levels}); if they are kinds, m.Categorical({levels})"
+        doubt = f"answers on a scale (m.Ordinal({levels}), if they have parents) or kinds (m.Categorical({levels}))?"
         return ColumnType(
             name, Discrete(levels), f"whole numbers 1 to {levels}", doubt if scale else "", is_ordered=scale
         )

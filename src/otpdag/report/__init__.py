@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from otpdag.answers.summary import explained
+from otpdag.engine.monitor import shown_while_running
 from otpdag.errors import DataError, ModelError, printable
 from otpdag.graph import Graph
 from otpdag.model import Model, load
@@ -134,7 +135,8 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
     """
     with mpl.rc_context(LOOK), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser has fonts of its own
-        sections = {name: body for name, body in _sections(run, table, seed, command) if body}
+        parts = shown_while_running(_sections(run, table, seed, command), "report", len(TITLES))
+        sections = {name: body for name, body in parts if body}
     links = "".join(f'<li><a href="#{name}">{TITLES[name]}</a></li>' for name in sections)
     body = "".join(f'<section id="{name}"><h2>{TITLES[name]}</h2>{body}</section>' for name, body in sections.items())
     title = "otpdag: " + ", ".join(run.model.graph.nodes[:4]) + (", …" if len(run.model.graph.nodes) > 4 else "")
@@ -172,7 +174,8 @@ def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> 
 
 
 def _head(run: Run) -> str:
-    title = text(run.summary.get("data") or f"a model with {len(run.model.graph.nodes)} nodes")
+    data = run.summary.get("data")  # with its folders under "Run it again"
+    title = text(Path(data).name if data else f"a model with {len(run.model.graph.nodes)} nodes")
     return f"<h1>Fit of {title}</h1>{_status(run.summary)}"
 
 
