@@ -3,7 +3,7 @@
 import pytest
 
 from otpdag.costs import Euclidean
-from otpdag.divergences import SlicedWasserstein
+from otpdag.divergences import Sinkhorn, SlicedWasserstein
 from otpdag.errors import ModelError
 from otpdag.objective import Drawn
 from otpdag.schedules import Linear
@@ -41,6 +41,7 @@ def test_a_likelihood_has_eps_and_nothing_to_push(objective, is_likelihood):
         (lambda: Direct(points=0), "points must be a whole number of at least 1; got 0"),
         (lambda: Direct(SlicedWasserstein(), costs={"x": "0/1"}), "costs are of Wasserstein or Sinkhorn"),
         (lambda: Direct(unmatched=1.5), "unmatched must be a share of at least 0 and below 1, or .auto.; got 1.5"),
+        (lambda: Direct(Sinkhorn(unbalanced=1.0), unmatched=0.1), "unmatched and an unbalanced divergence both leave"),
         (lambda: ClosedForm(reference="even"), "reference must be one of 'model', 'uniform'; got 'even'"),
         (lambda: Drawn(noise="none"), "noise must be one of 'sampled', 'abducted', 'marginal'; got 'none'"),
         (lambda: Drawn(scope="all"), "scope must be one of 'joint', 'local'; got 'all'"),

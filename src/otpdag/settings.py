@@ -92,10 +92,17 @@ class Direct:
                 check_count(name, getattr(self, name))
         if self.unmatched != "auto" and not (isinstance(self.unmatched, int | float) and 0 <= self.unmatched < 1):
             raise ModelError(f"unmatched must be a share of at least 0 and below 1, or 'auto'; got {self.unmatched!r}")
+        if self.unmatched and self.is_unbalanced:
+            raise ModelError("unmatched and an unbalanced divergence both leave rows out: give one of them")
         if not 0 < self.most_unmatched < 1:
             raise ModelError(f"most_unmatched must be a share between 0 and 1; got {self.most_unmatched!r}")
         if self.costs and not hasattr(self.divergence or Sinkhorn(), "cost"):
             raise ModelError(f"costs are of Wasserstein or Sinkhorn, which have a ground cost; got {self.divergence!r}")
+
+    @property
+    def is_unbalanced(self) -> bool:
+        """Whether the cost itself tells what to leave out."""
+        return isinstance(self.divergence, Sinkhorn) and self.divergence.unbalanced is not None
 
     def size(self, columns: int) -> int:
         """How many points stand for a model of so many columns."""

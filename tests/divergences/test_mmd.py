@@ -77,7 +77,7 @@ def test_samples_at_one_point_are_fine():
 @pytest.mark.parametrize("kernel", [*KERNELS, lambda s: 1 / (1 + s).square()])
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_gradients_in_samples_and_weights_are_those_of_finite_differences(kernel, unbiased):
-    divergence = MMD(kernel, bandwidth=(0.7, 2.0), unbiased=unbiased)
+    divergence = MMD(kernel, bandwidth=1.0, scales=(0.7, 2.0), unbiased=unbiased)
     x, y = draw(2, 4, 2).requires_grad_(), draw(2, 5, 2, seed=1).requires_grad_()
     a, b = draw_weights(2, 4).requires_grad_(), draw_weights(2, 5, seed=1).requires_grad_()
     # A point's distance to itself is a border of the square root: only the sum of its two gradients is zero.

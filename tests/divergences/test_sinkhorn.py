@@ -10,6 +10,7 @@ from otpdag.costs import KL, Euclidean, SquaredEuclidean
 from otpdag.divergences import MMD, Sinkhorn, Wasserstein, sinkhorn
 from otpdag.divergences.sinkhorn import BLOCK, _is_symmetric, _Problem, _ratio
 from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.testing import check_divergence
 
 EXACT = {"relative": False, "tolerance": 1e-10, "iterations": 20_000}
 
@@ -285,3 +286,46 @@ def test_a_relative_epsilon_is_not_differentiated():
     fixed = Sinkhorn(0.3 * mean, relative=False, **options)(x, y, a, b).sum()
     for one, expected in zip(found, torch.autograd.grad(fixed, (x, y, a, b)), strict=True):
         torch.testing.assert_close(one, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "price"), [(1.0, 2.0), (0.3, 0.5), (2.0, 20.0)])
+def test_unbalanced_it_agrees_with_pot(epsilon, price):
+    x, y, a, b = draw(1, 15, 2), draw(1, 20, 2, seed=1) + 0.5, draw_weights(1, 15), draw_weights(1, 20, seed=1)
+    divergence = Sinkhorn(epsilon, debiased=False, unbalanced=price, **EXACT)
+    u, v, matrix = a[0].numpy(), b[0].numpy(), SquaredEuclidean()(x, y)[0].numpy()
+    plan = ot.unbalanced.sinkhorn_unbalanced(u, v, matrix, epsilon, price, numItermax=20_000, stopThr=1e-12)
+    marginals = special.kl_div(plan.sum(1), u).sum() + special.kl_div(plan.sum(0), v).sum()
+    expected = (plan * matrix).sum() + epsilon * special.kl_div(plan, np.outer(u, v)).sum() + price * marginals
+    assert divergence(x, y, a, b).item() == pytest.approx(expected, rel=1e-8)
+    np.testing.assert_allclose(divergence.matched(x, y, a, b)[0], plan.sum(1) / u, rtol=1e-7)
+
+
+def test_unbalanced_two_points_have_a_closed_form():
+    """The mass t of the only pair minimises t c + (2 rho + epsilon) (t log t - t + 1)."""
+    x, y, total = torch.zeros(1, 1, 1), torch.full((1, 1, 1), 2.0), 2 * 1.5 + 0.5
+    divergence = Sinkhorn(0.5, relative=False, unbalanced=1.5)
+    assert divergence(x, y).item() == pytest.approx(total * (1 - np.exp(-4 / total)), rel=1e-5)
+    assert divergence.matched(x, y).item() == pytest.approx(np.exp(-4 / total), rel=1e-5)
+
+
+def test_with_a_high_price_unbalanced_transport_is_balanced():
+    x, y, a = draw(1, 12, 2), draw(1, 14, 2, seed=1) + 1, draw_weights(1, 12)
+    torch.testing.assert_close(Sinkhorn(unbalanced=1e4)(x, y, a), Sinkhorn()(x, y, a), rtol=2e-3, atol=0)
+
+
+def test_unbalanced_it_keeps_what_every_divergence_promises():
+    check_divergence(Sinkhorn(0.3, unbalanced=0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("debiased", [False, True])
+def test_unbalanced_gradients_are_those_of_finite_differences(debiased):
+    divergence = Sinkhorn(0.5, debiased=debiased, unbalanced=1.0, **EXACT)
+    x, y = draw(1, 4, 2).requires_grad_(), draw(1, 5, 2, seed=1).requires_grad_()
+    a, b = draw_weights(1, 4).requires_grad_(), draw_weights(1, 5, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(divergence, (x, y, a, b), atol=1e-5, rtol=1e-4)
+
+
+def test_a_price_must_be_positive():
+    with pytest.raises(ModelError, match="`unbalanced` must be positive; got 0"):
+        Sinkhorn(unbalanced=0)

@@ -11,7 +11,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.costs import Euclidean
-from otpdag.divergences import SlicedWasserstein, Wasserstein
+from otpdag.divergences import Sinkhorn, SlicedWasserstein, Wasserstein
 from otpdag.divergences.sliced import Quantiles
 from otpdag.engine.fit import recognise
 from otpdag.errors import ModelError
@@ -149,14 +149,19 @@ def test_partial_transport_is_that_of_pot(divergence):
     assert found.total.item() > expected - 1e-9
 
 
-@pytest.mark.parametrize("unmatched", [0.12, "auto"])
-def test_rows_of_a_tight_cluster_stay_unmatched(unmatched):
+UNBALANCED = Sinkhorn(0.1, relative=False, unbalanced=1.0)
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"unmatched": 0.12}, {"unmatched": "auto"}, {"divergence": UNBALANCED, "points": 256}], ids=str
+)
+def test_rows_of_a_tight_cluster_stay_unmatched(chosen):
     rng = np.random.default_rng(6)
     x = rng.normal(size=500)
     table = pd.DataFrame({"x": x, "y": 1.0 + x + 0.5 * rng.normal(size=500)})
     table.iloc[:50] = rng.normal([3.0, -2.0], 0.1, size=(50, 2))
     model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
-    result = otp.fit(model, table, method=otp.transport(unmatched=unmatched), seed=0)
+    result = otp.fit(model, table, method=otp.transport(**chosen), seed=0)
     assert set(range(50)) <= set(result.unmatched)
     assert len(result.unmatched) < 75
     found = [float(np.squeeze(model.params()["y"][name])) for name in ("loc", "weight", "scale")]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
-from otpdag.divergences.base import AbstractDivergence, pair_mean, require_finite, weigh_rows
+from otpdag.divergences.base import AbstractDivergence, fill_weights, pair_mean, require_finite, weigh_rows
 from otpdag.errors import ConvergenceWarning, ModelError
 
 BLOCK = 10  # sweeps between two absorptions of the scalings
@@ -31,18 +31,31 @@ class Sinkhorn(AbstractDivergence):
     https://arxiv.org/abs/1610.06519): :math:`\varepsilon` is first lowered step by step, and then most sweeps
     are matrix products whose scalings are absorbed into the potentials again and again.
 
+    Unbalanced, the plan's marginals need not be the weights, but pay for their distance (Séjourné et al. 2019,
+    https://arxiv.org/abs/1910.12958),
+
+    .. math:: OT_{\varepsilon,\rho}(P, Q) = \min_{\pi \ge 0} \sum_{ij} \pi_{ij} c(x_i, y_j)
+              + \varepsilon\, KL(\pi \,\|\, a \otimes b) + \rho\, KL(\pi 1 \,\|\, a) + \rho\, KL(\pi^\top 1 \,\|\, b),
+
+    so that points whose transport would cost more than about :math:`2 \rho` hardly take part (:meth:`matched`).
+
     Args:
         epsilon: Strength of the entropic term.
         cost: A ground cost, or a function of two points.
-        relative: Take ``epsilon`` as a fraction of the mean cost between the samples (not differentiated).
+        relative: Take ``epsilon`` and ``unbalanced`` as fractions of the mean cost between the samples (not
+            differentiated).
         debiased: Subtract the two self-transport terms; otherwise return :math:`OT_\varepsilon` itself.
         iterations: Most sweeps over both potentials; a warning tells when they did not suffice.
         tolerance: Total violation of a marginal at which to stop.
+        unbalanced: The price :math:`\rho` of mass that is left out or added; None if all mass must be transported.
 
     Example:
         >>> x, y = torch.tensor([[[0.0], [1.0]]]), torch.tensor([[[4.0], [3.0]]])
         >>> Sinkhorn(epsilon=0.01)(x, y)
         tensor([9.])
+        >>> far = torch.tensor([[[0.0], [9.0]]])
+        >>> Sinkhorn(0.01, relative=False, unbalanced=1.0).matched(far, far[:, :1]).round(decimals=2)
+        tensor([[1.4100, 0.0000]])
     """
 
     epsilon: float = 0.05
@@ -51,13 +64,15 @@ class Sinkhorn(AbstractDivergence):
     debiased: bool = True
     iterations: int = 1000
     tolerance: float = 1e-3
+    unbalanced: float | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
         as_cost(self.cost)
-        for name in ("epsilon", "tolerance"):
-            if not getattr(self, name) > 0:
-                raise ModelError(f"`{name}` must be positive; got {getattr(self, name)}")
+        for name in ("epsilon", "tolerance", "unbalanced"):
+            value = getattr(self, name)
+            if not (value is None or value > 0):
+                raise ModelError(f"`{name}` must be positive; got {value}")
         if self.iterations < 1:
             raise ModelError(f"`iterations` must be at least 1; got {self.iterations}")
 
@@ -81,15 +96,35 @@ class Sinkhorn(AbstractDivergence):
     def _transport(self, costs: Tensor, a: Tensor, b: Tensor, epsilon: Tensor, *, symmetric: bool) -> Tensor:
         r"""Return the dual value, differentiable in costs and weights with the potentials held fixed.
 
-        .. math:: \langle a, f \rangle + \langle b, g \rangle - \varepsilon (\textstyle\sum_{ij} \pi_{ij} - 1)
+        .. math:: \langle a, h(f) \rangle + \langle b, h(g) \rangle - \varepsilon (\textstyle\sum_{ij} \pi_{ij} - 1),
+                  \qquad h(f) = \rho (1 - e^{-f / \rho}) \text{ or } f
+
+        The weights' gradients are :math:`(1 + \varepsilon / \rho)\, h`, since the plan's mass counts by them, too.
         """
         with torch.no_grad():
-            problem = _Problem(costs, a, b, epsilon)
-            f, g = self._potentials(problem, symmetric)
-            plan = problem.plan(f, g)
+            problem = self._problem(costs, a, b, epsilon)
+            potentials = self._potentials(problem, symmetric)
+            plan = problem.plan(*potentials)
+            f, g = (problem.counted(own) for own in potentials)
             excess = epsilon.squeeze(-1) * (plan.sum((-2, -1)) - 1.0)
+            value = (a * f).sum(-1) + (b * g).sum(-1) - excess
         moved = (plan * (costs - costs.detach())).sum((-2, -1))
-        return (a * f).sum(-1) + (b * g).sum(-1) - excess + moved
+        by_weight = ((a - a.detach()) * f).sum(-1) + ((b - b.detach()) * g).sum(-1)
+        return value + (1.0 + problem.slack) * by_weight + moved
+
+    def _problem(self, costs: Tensor, a: Tensor, b: Tensor, epsilon: Tensor) -> _Problem:
+        return _Problem(costs, a, b, epsilon, 0.0 if self.unbalanced is None else self.epsilon / self.unbalanced)
+
+    def matched(self, x: Tensor, y: Tensor, a: Tensor | None = None, b: Tensor | None = None) -> Tensor:
+        """The share (R, N) of the weight of each point of ``x`` that is transported; above one where it is stretched.
+
+        Arguments are those of a call, and weights sum to one.
+        """
+        a, b = fill_weights(x, a), fill_weights(y, b)
+        with torch.no_grad():
+            costs = require_finite(as_cost(self.cost)(x, y))
+            problem = self._problem(costs, a, b, self._strength(costs, a, b))
+            return problem.kept(self._potentials(problem, symmetric=False)[0])
 
     def _potentials(self, problem: _Problem, symmetric: bool) -> tuple[Tensor, Tensor]:
         """Find the dual potentials (R, N) and (R, M)."""
@@ -120,12 +155,24 @@ class Sinkhorn(AbstractDivergence):
 
 @dataclass(frozen=True)
 class _Problem:
-    """Entropic transport problems: costs (R, N, M), weights (R, N) and (R, M), epsilon (R, 1)."""
+    """Entropic transport problems: costs (R, N, M), weights (R, N) and (R, M), epsilon (R, 1).
+
+    ``slack`` is epsilon over the price of mass that is left out, zero if none may be.
+    """
 
     costs: Tensor
     a: Tensor
     b: Tensor
     epsilon: Tensor
+    slack: float = 0.0
+
+    def kept(self, f: Tensor) -> Tensor:
+        r"""Return the share :math:`e^{-f / \rho}` of the weights that is transported, one if all must be."""
+        return torch.exp(-f * self.slack / self.epsilon)
+
+    def counted(self, f: Tensor) -> Tensor:
+        r"""Return what a potential adds to the dual: :math:`\rho (1 - e^{-f / \rho})`, or itself."""
+        return -torch.expm1(-f * self.slack / self.epsilon) * self.epsilon / self.slack if self.slack else f
 
     def start(self) -> tuple[Tensor, Tensor]:
         """Return potentials of zero, in their full shape."""
@@ -134,14 +181,14 @@ class _Problem:
         return self.costs.new_zeros(replicas, rows), self.costs.new_zeros(replicas, columns)
 
     def softmin_rows(self, g: Tensor, temperature: Tensor) -> Tensor:
-        r"""Return :math:`f_i = -t \log \sum_j b_j e^{(g_j - c_{ij})/t}`."""
+        r"""Return :math:`f_i = -t \log \sum_j b_j e^{(g_j - c_{ij})/t}`, over :math:`1 + t / \rho`."""
         exponents = (g / temperature + self.b.log()).unsqueeze(-2) - self.costs / temperature[..., None]
-        return -temperature * _logsumexp_(exponents, -1)
+        return -temperature * _logsumexp_(exponents, -1) / (1.0 + self.slack * temperature / self.epsilon)
 
     def softmin_columns(self, f: Tensor, temperature: Tensor) -> Tensor:
-        r"""Return :math:`g_j = -t \log \sum_i a_i e^{(f_i - c_{ij})/t}`."""
+        r"""Return :math:`g_j = -t \log \sum_i a_i e^{(f_i - c_{ij})/t}`, over :math:`1 + t / \rho`."""
         exponents = (f / temperature + self.a.log()).unsqueeze(-1) - self.costs / temperature[..., None]
-        return -temperature * _logsumexp_(exponents, -2)
+        return -temperature * _logsumexp_(exponents, -2) / (1.0 + self.slack * temperature / self.epsilon)
 
     def plan(self, f: Tensor, g: Tensor) -> Tensor:
         r"""Return :math:`\pi_{ij} = a_i b_j e^{(f_i + g_j - c_{ij})/\varepsilon}`."""
@@ -169,13 +216,19 @@ class _Problem:
         """Rescale the plan in a block of sweeps; returns the potentials and their marginal error, (R, 1)."""
         plan = self.plan(f, g)
         u, v = torch.ones_like(f), torch.ones_like(g)
+        a, b = self.a * self.kept(f), self.b * self.kept(g)
         for _ in range(BLOCK):
-            new_u = _ratio(self.a, weigh_rows(plan.mT, v))
-            new_v = _ratio(self.b, weigh_rows(plan, u if averaged else new_u))
+            new_u = _ratio(a, weigh_rows(plan.mT, v)).pow(1 / (1.0 + self.slack))
+            new_v = _ratio(b, weigh_rows(plan, u if averaged else new_u)).pow(1 / (1.0 + self.slack))
             u, v = ((u * new_u).sqrt(), (v * new_v).sqrt()) if averaged else (new_u, new_v)
         rows, columns = u * weigh_rows(plan.mT, v), v * weigh_rows(plan, u)
-        error = (rows - self.a).abs().sum(-1, keepdim=True) + (columns - self.b).abs().sum(-1, keepdim=True)
-        return f + self.epsilon * u.log(), g + self.epsilon * v.log(), error
+        f, g = f + self.epsilon * u.log(), g + self.epsilon * v.log()
+        if self.slack:  # the best constant to move from one to the other, which sweeps find slowly
+            left, right = (self.a * self.kept(f)).sum(-1, keepdim=True), (self.b * self.kept(g)).sum(-1, keepdim=True)
+            shift = 0.5 * self.epsilon / self.slack * (left / right).log()
+            f, g = f + shift, g - shift
+        off = rows - self.a * self.kept(f), columns - self.b * self.kept(g)
+        return f, g, torch.cat([one.abs() for one in off], -1).sum(-1, keepdim=True)
 
 
 def _logsumexp_(exponents: Tensor, dim: int) -> Tensor:

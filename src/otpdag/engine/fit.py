@@ -215,8 +215,9 @@ def _searched(
         if isinstance(problem, TransportRows) and plan.method.leaves_out_rows and layout.structure.has_densities:
             starts = (robust_start(kind, layout, problem.direct.most_unmatched, searcher)[None] for _ in range(1))
         ended = search(problem, starts, plan.course, searcher)
-        if isinstance(ended.problem, TransportRows) and ended.problem.row_weights is not None:
-            kept = kind.as_given(ended.problem.row_weights.cpu().numpy())
+        if isinstance(ended.problem, TransportRows):
+            parts = ended.problem.matched_parts(ended.point)
+            kept = None if parts is None else kind.as_given(parts.cpu().numpy())
     layout, ended = kind.concluded(layout, ended, plan.method, searcher)
     return layout, ended, kept
 

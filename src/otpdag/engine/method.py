@@ -79,7 +79,8 @@ class Method:
     @property
     def leaves_out_rows(self) -> bool:
         """Whether rows may stay unmatched."""
-        return self.objective.direct is not None and bool(self.objective.direct.unmatched)
+        direct = self.objective.direct
+        return direct is not None and (direct.is_unbalanced or bool(direct.unmatched))
 
     @property
     def steps(self) -> int:

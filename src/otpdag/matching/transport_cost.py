@@ -165,6 +165,13 @@ class ComparedRows:
             return self.divergence(self.rows, points, self.weight, weight)
         return self._quantiles.cost((points @ self.directions).mT, weight, self.divergence.p).mean(-1)
 
+    def shares(self, points: Tensor, weight: Tensor) -> Tensor | None:
+        """How much of each row (R, N) an unbalanced plan moves to points (R or 1, M, d); None if all must be moved."""
+        if not isinstance(self.divergence, Sinkhorn) or self.divergence.unbalanced is None:
+            return None
+        own = self.weight / self.weight.sum(-1, keepdim=True)
+        return self.divergence.matched(self.rows, points.detach(), own, weight.detach()).clamp(max=1.0)
+
     @cached_property
     def _quantiles(self) -> Quantiles:
         return Quantiles.of((self.rows @ self.directions).mT, self.weight)

@@ -210,9 +210,9 @@ class TransportRows(TableRows):
     def reweighted(self, factors: Tensor) -> TransportRows:
         """Rows whose weights are multiplied by ``factors`` (R, N); gaps are completed anew."""
         own = replace(self, batch=replace(self.batch, weight=self.batch.weight * factors), course=FixedPoint())
-        compared, kept = own._without_gaps(), self.row_weights
-        if kept is not None and compared.weight.shape[-1] == self.rows:
-            compared = replace(compared, weight=compared.weight * kept)
+        compared = own._without_gaps()
+        if self.matching is not None and compared.weight.shape[-1] == self.rows:
+            compared = replace(compared, weight=compared.weight * self._by_row(self.matching.parts)[0])
         return replace(own, compared=compared)
 
     # -- what an estimate tells ---------------------------------------------------------------------------------------
@@ -276,10 +276,10 @@ class TransportRows(TableRows):
         matching = self._every_row(points).matched(*model, left_out.clamp(0.0, self.direct.most_unmatched))
         return (self._by_row(matching.parts) >= LEAST_PART) | (left_out <= 0).unsqueeze(-1)
 
-    @property
-    def row_weights(self) -> Tensor | None:
-        """How much of each row (N,) is matched; None if all rows are."""
-        return None if self.matching is None else self._by_row(self.matching.parts)[0]
+    def matched_parts(self, point: Tensor) -> Tensor | None:
+        """How much of each row (N,) is matched, at a point (1, P) if its cost tells; None if all rows are."""
+        parts = self.compared.shares(*self.model_side(point)) if self.matching is None else self.matching.parts
+        return None if parts is None else self._by_row(parts)[0]
 
     def _by_row(self, parts: Tensor) -> Tensor:
         """What is known of compared rows (R, ...), for each row of the table (R, N): draws of gaps stand for one."""
