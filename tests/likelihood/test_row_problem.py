@@ -418,13 +418,15 @@ def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "moves"),
-    [(1.0 + 1.9e-6, 1.0, False), (1.0 + 2.1e-6, 1.0, True), (1.0 - 2.1e-6, 1.0, True), (1.0, torch.inf, False)],
+    ("more", "after", "moves"),
+    [(0.95e-4, 1.0, False), (1.05e-4, 1.0, True), (-1.05e-4, 1.0, True), (0.0, torch.inf, False)],
 )
-def test_points_move_as_long_as_that_changes_the_loss_by_a_millionth(before, after, moves, monkeypatch):
+def test_points_move_as_long_as_that_changes_the_likelihood_of_all_rows(more, after, moves, monkeypatch):
     along, start = made(counts)
-    losses = iter([before, after])
-    monkeypatch.setattr(GraphProblem, "_loss_alone", lambda self, point: torch.tensor([next(losses)]).double())
+    losses = iter([1.0 + more / along.batch.weight.sum().item(), after])
+    monkeypatch.setattr(
+        GraphProblem, "_loss_alone", lambda self, point: torch.tensor([next(losses)], dtype=torch.float64)
+    )
     found = along.refine(start + 0.5)
     assert (found is not None) == moves
     if moves:

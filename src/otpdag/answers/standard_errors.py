@@ -278,6 +278,44 @@ def _stands_alone(problem: Units, node: str, name: str) -> bool:
     return is_table and not mechanism.family.hidden and not mechanism.family.hidden_parents
 
 
+def term_curve(fitted: Fitted, problem: Problem, node: str, parent: str, *, level: float, points: int) -> pd.DataFrame:
+    r"""What a numeric parent adds to a node's prediction, with pointwise intervals (:meth:`otpdag.FitResult.term`).
+
+    .. math:: f(x) = \eta(x, c) - \frac1n \sum_i \eta(x_i, c)
+
+    on the scale of the link, where c are the means of the other numbers, and the first of the categories.
+    """
+    mechanism, batch = problem.structure.mechanisms.get(node), getattr(problem, "batch", None)
+    names = [name for name, _ in mechanism.family.continuous] if isinstance(mechanism, Predicted) else []
+    if not isinstance(mechanism, Predicted) or parent not in names or not isinstance(batch, Batch):
+        raise ModelError(f"parent must be a number that node {node!r} reads, of {names}; got {parent!r}")
+    given: dict[str, Tensor] = {}
+    for name, space in mechanism.family.parents:
+        mask = batch.mask[name][0].all(-1) if name in batch.mask else torch.zeros(1, dtype=torch.bool)
+        if not bool(mask.any()):
+            raise ModelError(f"a term needs parents that some row shows; {name!r} of node {node!r} is hidden")
+        seen = batch.values[name][0, mask]
+        first = torch.eye(space.width).to(seen)[:1] if space.is_discrete else seen.mean(0, keepdim=True)
+        given[name] = seen if name == parent else first
+    shown = given[parent]
+    line = torch.linspace(float(shown.min()), float(shown.max()), points, dtype=shown.dtype).unsqueeze(-1)
+    values = {name: torch.cat([line, shown]) if name == parent else own for name, own in given.items()}
+    rows = {name: own.expand(len(line) + len(shown), -1).unsqueeze(0) for name, own in values.items()}
+
+    def curve(flat: Tensor) -> Tensor:
+        found = mechanism.at(problem.naturals(flat.unsqueeze(0))[node], rows)[0][0]
+        found = found[:, 1:] - found[:, :1] if found.shape[-1] > 1 and mechanism.space.is_discrete else found
+        return (found[:points] - found[points:].mean(0)).T.flatten()
+
+    point = point_of(fitted, problem.shapes)
+    slopes = torch.autograd.functional.jacobian(curve, point[0]).detach()
+    error = delta_errors(slopes, information_at(problem, point).covariance).numpy()
+    term, reach = curve(point[0]).detach().numpy(), special.ndtri((1 + level) / 2) * error
+    at = np.tile(line[:, 0].numpy(), len(term) // points)
+    of = np.repeat(np.arange(1, 1 + len(term) // points), points)
+    return pd.DataFrame({parent: at, "of": of, "term": term, "lower": term - reach, "upper": term + reach})
+
+
 def without_errors(fitted: Fitted) -> pd.DataFrame:
     """The same table where errors and intervals are not known."""
     table = estimates(fitted).rename(columns={"value": "estimate"})

@@ -33,7 +33,14 @@ from otpdag.answers.linear_normal import (
 )
 from otpdag.answers.notes import point_of
 from otpdag.answers.queries import Effect, Path
-from otpdag.answers.standard_errors import Errors, described, information_at, standard_errors, without_errors
+from otpdag.answers.standard_errors import (
+    Errors,
+    described,
+    information_at,
+    standard_errors,
+    term_curve,
+    without_errors,
+)
 from otpdag.answers.summary import Summary, data_facts, summarise
 from otpdag.answers.transport import Plan
 from otpdag.data import Batch, Table
@@ -41,7 +48,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage, shown_while_running
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_level
+from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_level
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
@@ -58,7 +65,7 @@ PARAMETER_DRAWS = 50
 MOVE, FUTURES_COMPARED = 0.3, 200
 """How far what no data tell is moved, in raw units of order one, to see whether so many futures follow."""
 
-PICTURES = ("classes", "effects", "estimates", "fit", "hidden", "plan")
+PICTURES = ("classes", "effects", "estimates", "fit", "hidden", "plan", "term")
 
 
 @dataclass(frozen=True)
@@ -316,6 +323,27 @@ class FitResult:
             treatment, outcome, values=values, on=on, path=path, level=level, problem=problem, errors=errors
         )
 
+    def term(self, node: str, parent: str, *, level: float = 0.95, points: int = 100) -> pd.DataFrame:
+        """What a numeric parent adds to a node's prediction, on the scale of its link, with pointwise intervals.
+
+        Its mean over rows that show the parent is zero; other numbers are at their means, categories at their first.
+
+        Args:
+            node: The node.
+            parent: One of its numeric parents.
+            level: Nominal coverage of each interval.
+            points: Values of the parent, from the smallest to the largest.
+
+        Returns:
+            The columns ``parent``, ``of`` (which logit, of more than two categories), ``term``, ``lower``, ``upper``.
+
+        Raises:
+            ModelError: The node has no such parent, or what was minimised has no curvature.
+        """
+        check_level(level)
+        problem = self._deterministic("the band of a term needs")
+        return term_curve(self.model.fitted, problem, node, parent, level=level, points=check_count("points", points))
+
     def forecast(
         self,
         data: Any,
@@ -379,7 +407,7 @@ class FitResult:
         """A picture: ``result.plot("fit", table)`` is ``otp.plots.plot_fit(result, table)``.
 
         Args:
-            what: ``"estimates"``, ``"fit"``, ``"hidden"``, ``"classes"``, ``"effects"`` or ``"plan"``.
+            what: ``"estimates"``, ``"fit"``, ``"hidden"``, ``"classes"``, ``"effects"``, ``"plan"`` or ``"term"``.
             arguments: Passed on.
             options: Passed on.
 

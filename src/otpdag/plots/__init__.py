@@ -16,3 +16,4 @@ from otpdag.plots.pictures import plot_fit as plot_fit
 from otpdag.plots.pictures import plot_hidden as plot_hidden
 from otpdag.plots.pictures import plot_missing as plot_missing
 from otpdag.plots.pictures import plot_plan as plot_plan
+from otpdag.plots.pictures import plot_term as plot_term

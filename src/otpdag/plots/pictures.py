@@ -238,6 +238,35 @@ def plot_effects(
     return style.figure_of(ax)
 
 
+def plot_term(
+    result: FitResult, node: str, parent: str, *, level: float = 0.95, points: int = 100, ax: Axes | None = None
+) -> Figure:
+    """Draw what a numeric parent adds to a node's prediction, with its pointwise band (:meth:`otpdag.FitResult.term`).
+
+    Args:
+        result: The result of a fit.
+        node: The node.
+        parent: One of its numeric parents.
+        level: Nominal coverage of the band at each point.
+        points: Points of the curve.
+        ax: Where to draw; if left out, a figure is made.
+
+    >>> from otpdag import Graph, fit, mechanisms
+    >>> table = pd.DataFrame({"x": np.linspace(-1, 1, 50), "y": np.linspace(-1, 1, 50) ** 2})
+    >>> nodes = {"x": mechanisms.Normal(), "y": mechanisms.Normal(terms="spline(x, 5)")}
+    >>> plot_term(fit(Model(Graph([("x", "y")]), nodes), table), "y", "x").axes[0].get_ylabel()
+    'y: what x adds'
+    """
+    if not isinstance(result, FitResult):
+        raise ModelError(f"result must be an otp.FitResult; got {type(result).__name__}")
+    ax = style.axes_of(ax, 5.5, 3.2)
+    for number, (_, own) in enumerate(result.term(node, parent, level=level, points=points).groupby("of")):
+        ax.fill_between(own[parent], own["lower"], own["upper"], color=style.colour(number), alpha=0.2, linewidth=0)
+        ax.plot(own[parent], own["term"], color=style.colour(number), linewidth=1.4)
+    ax.set(xlabel=parent, ylabel=f"{node}: what {parent} adds")
+    return style.figure_of(ax)
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import optimize, special
 
 import otpdag as otp
+from benchmarks.harness import streams
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.likelihood.elimination.evidence import log_evidence, moved, total_evidence
@@ -167,3 +169,42 @@ def test_what_is_too_large_names_the_predictions():
         batch.mask[n][:] = False
     with pytest.raises(otp.errors.ModelError, match="the prediction of 'y'"):
         lay_out(structure, batch, EliminationOptions(largest_table=500))
+
+
+# -- estimates ---------------------------------------------------------------------------------------------------------
+
+
+def largest_likelihood(x, y):
+    """Slopes of a logit on independent normals with gaps, by Gauss's rule over the one number that y reads."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    log_weight, seen, sign, k = np.log(weights / weights.sum()), ~np.isnan(x), 2.0 * y - 1, x.shape[1]
+    tensors = [torch.from_numpy(one) for one in (np.nan_to_num(x), seen, sign, nodes, log_weight)]
+
+    def loss(flat):
+        point, (values, shown, signs, at, log_share) = torch.tensor(flat, requires_grad=True), tensors
+        mean, log_scale, slope, level = point.split([k, k, k, 1])
+        normal = (-0.5 * ((values - mean) / log_scale.exp()) ** 2 - log_scale) * shown
+        line = level + (torch.where(shown, values, mean) * slope).sum(1)
+        spread = (~shown * (slope * log_scale.exp()) ** 2).sum(1).clamp(min=1e-30).sqrt()
+        each = torch.nn.functional.logsigmoid(signs[:, None] * (line[:, None] + spread[:, None] * at))
+        total = -(normal.sum() + torch.logsumexp(log_share + each, 1).sum()) / len(y)
+        total.backward()
+        return total.item(), point.grad.numpy()
+
+    start = np.concatenate([np.nanmean(x, 0), np.log(np.nanstd(x, 0)), np.zeros(k + 1)])
+    options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
+    return optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x[2 * k : 3 * k]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("repeat", [0, 2])
+def test_slopes_of_many_parents_with_gaps_are_those_of_the_largest_likelihood(repeat):
+    draws = streams(71231, "many_parents_12", repeat)  # where points that stayed behind held small slopes back
+    x, slopes = draws.data.normal(size=(500, 12)), draws.data.normal(size=12) / np.sqrt(12)
+    y = (draws.data.random(500) < special.expit(x @ slopes)).astype(int)
+    x[draws.missing.random(x.shape) < 0.2] = np.nan
+    names = [f"x{i}" for i in range(12)]
+    nodes = {**dict.fromkeys(names, m.Normal()), "y": m.Bernoulli()}
+    table = pd.DataFrame(x, columns=names).assign(y=y)
+    found = otp.fit(otp.Model(otp.Graph([(name, "y") for name in names]), nodes), table).model.params()["y"]["weight"]
+    np.testing.assert_allclose(found[:, 1] - found[:, 0], largest_likelihood(x, y), atol=1e-3)
