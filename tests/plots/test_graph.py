@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
-from scipy.optimize import isotonic_regression
 
 from otpdag import mechanisms as m
 from otpdag.errors import GraphError
 from otpdag.graph import Graph, lag
 from otpdag.model import Model
 from otpdag.plots import draw_graph, learning_curve
-from otpdag.plots.graph import POINTS, Layout, isotonic
+from otpdag.plots.graph import POINTS, Layout
 
 ASIA = Graph(
     [
@@ -226,10 +225,3 @@ def test_long_rows_are_broken() -> None:
     layout = Layout(Graph([("z", f"symptom_{place}") for place in range(39)]))
     assert [len(row) for row in layout.rows] != [1, 39]
     assert max(sum(isinstance(item, str) for item in row) for row in layout.rows) <= 12
-
-
-def test_pooled_neighbours_are_scipys_isotonic_regression():
-    rng = np.random.default_rng(0)
-    for size in (1, 2, 7, 40):
-        values, weights = rng.normal(size=size), rng.uniform(0.1, 3, size=size)
-        np.testing.assert_allclose(isotonic(values, weights), isotonic_regression(values, weights=weights).x)

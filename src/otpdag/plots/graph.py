@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 from matplotlib.path import Path
+from scipy.optimize import isotonic_regression
 
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
@@ -290,7 +291,7 @@ class Layout:
         for sweep in range(sweeps):
             for part, start in list(zip(parts, starts, strict=True))[:: 1 - 2 * (sweep % 2)]:
                 wish = pull[part] @ x / total[part] - start
-                x[part] = isotonic(wish, total[part]) + start
+                x[part] = isotonic_regression(wish, weights=total[part]).x + start
         return dict(zip(items, x.tolist(), strict=True))
 
     def _down(self, joined: nx.DiGraph) -> tuple[dict[Item, float], dict[Item, float]]:
@@ -348,23 +349,6 @@ def _wrapped(name: str, most: int) -> str:
     return "\n".join(line.strip() for line in lines)
 
 
-def isotonic(values: Array, weights: Array) -> Array:
-    """The nearest numbers that nowhere fall, by weighted squares: neighbours that do are pooled.
-
-    >>> isotonic(np.array([1.0, 3.0, 2.0]), np.array([1.0, 1.0, 3.0])).tolist()
-    [1.0, 2.25, 2.25]
-    """
-    pools: list[tuple[float, float, int]] = []
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        pool = (value, weight, 1)
-        while pools and pools[-1][0] > pool[0]:
-            other = pools.pop()
-            mass = other[1] + pool[1]
-            pool = ((other[0] * other[1] + pool[0] * pool[1]) / mass, mass, other[2] + pool[2])
-        pools.append(pool)
-    return np.repeat([value for value, _, _ in pools], [many for _, _, many in pools])
-
-
 def _size(text: str) -> Array:
     width = text_width(text, POINTS.font) + 2 * POINTS.padding
     height = POINTS.line * (text.count("\n") + 1) + 2 * POINTS.padding
@@ -372,12 +356,6 @@ def _size(text: str) -> Array:
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
-
-
-def _routes(layout: Layout) -> list[Path]:
-    """Each edge's line from parent to child."""
-    starts, ends = _ports(layout, 0, 1, -1), _ports(layout, -1, -2, 1)
-    return [_curved(layout, number, starts[number], ends[number]) for number in range(len(layout.links))]
 
 
 def _ports(layout: Layout, end: int, inner: int, side: int) -> dict[int, tuple[float, float]]:
@@ -426,8 +404,9 @@ class _Pen:
     scale: float
 
     def draw(self, layout: Layout, labels: Mapping[tuple[str, str], str]) -> None:
-        routes = _routes(layout)
-        for link, route in zip(layout.links, routes, strict=True):
+        starts, ends = _ports(layout, 0, 1, -1), _ports(layout, -1, -2, 1)
+        for number, link in enumerate(layout.links):
+            route = _curved(layout, number, starts[number], ends[number])
             self._arrow(route, dashed=bool(link.label))
             label = link.label or labels.get((link.upper, link.lower), "")
             if label:
