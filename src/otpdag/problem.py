@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
@@ -74,23 +74,25 @@ def with_gradient(evaluate: Callable[[Tensor, bool], tuple[Tensor, Tensor]], poi
     >>> torch.autograd.grad(with_gradient(lambda x, slope: ((x**2)[:, 0], 2 * x), at).sum(), at)
     (tensor([[6.]]),)
     """
-    loss: Tensor = _Evaluated.apply(point, evaluate)
-    return loss
+    loss, gradient = evaluate(point.detach(), point.requires_grad)
+    return KnownGradient.apply(loss, [gradient], point)
 
 
-class _Evaluated(torch.autograd.Function):
-    """A loss with the gradient that came with it."""
-
-    @staticmethod
-    def forward(ctx: Any, point: Tensor, evaluate: Callable[[Tensor, bool], tuple[Tensor, Tensor]]) -> Tensor:
-        loss, gradient = evaluate(point.detach(), point.requires_grad)
-        ctx.save_for_backward(gradient)
-        return loss
+class KnownGradient(torch.autograd.Function):
+    """A value (R,) whose gradient in some inputs (R, ...) is known."""
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return outer[0].unsqueeze(-1) * gradient, None
+    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
+        """The value, with the gradient in each of the inputs."""
+        ctx.save_for_backward(*gradients)
+        return value
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+        """By the chain rule."""
+        saved = (outer.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient for gradient in ctx.saved_tensors)
+        return (None, None, *saved)
 
 
 def differences(

@@ -18,7 +18,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +44,7 @@ from otpdag.likelihood.elimination.unknown_numbers import (
 )
 from otpdag.mechanisms.base import Params, configurations, numeric
 from otpdag.numerics import side_by_side
+from otpdag.problem import KnownGradient
 from otpdag.structure import Naturals
 
 LIKELIHOOD = Tempering()
@@ -319,7 +319,8 @@ class Summary:
         self.layout, self.weight, self.tempering = layout, weight, tempering
         self.slopes, self.sampled = slopes, sampled
         self.complete = complete_sums(layout, weight) if complete is None else complete
-        leaves = {node: {**params, **slopes.leaves.get(node, {})} for node, params in naturals.items()}
+        plain = {node: {name: one.detach() for name, one in params.items()} for node, params in naturals.items()}
+        leaves = {node: {**params, **slopes.leaves.get(node, {})} for node, params in plain.items()}
         self.factors = Factors(layout, leaves, tempering, attached=True)
         self.replicas = max(self.factors.replicas, len(weight))
         self.pieces = torch.zeros(self.replicas).to(weight)
@@ -572,8 +573,7 @@ def expectations(
     sampled = {} if sampled is None else sampled
     with torch.no_grad():
         slopes = Slopes({node: _leaves(naturals[node], _replicas(naturals, weight)) for node in sampled})
-        plain = {node: {name: value.detach() for name, value in params.items()} for node, params in naturals.items()}
-        summary = Summary(plain, layout, weight, tempering, slopes=slopes, sampled=sampled, complete=complete)
+        summary = Summary(naturals, layout, weight, tempering, slopes=slopes, sampled=sampled, complete=complete)
         return Expectations(summary.pieces, summary.families(), slopes.total)
 
 
@@ -609,10 +609,9 @@ def total_evidence(
         for node, params in naturals.items()
     }
     slopes = Slopes({node: _leaves(params, replicas) for node, params in wanted.items() if params})
-    plain = {node: {name: value.detach() for name, value in params.items()} for node, params in naturals.items()}
     with torch.no_grad():
         none = dict.fromkeys(naturals, 0)
-        summary = Summary(plain, layout, weight, tempering, slopes=slopes, sampled=none, complete=complete)
+        summary = Summary(naturals, layout, weight, tempering, slopes=slopes, sampled=none, complete=complete)
         families = summary.families()
     value, params = summary.pieces, summary.factors.naturals
     with torch.set_grad_enabled(bool(slopes.leaves)):
@@ -627,7 +626,7 @@ def total_evidence(
                     together.append(total)
         slopes.add(slopes.leaves, sum(together, torch.zeros(())))
     inputs = [value.expand(replicas, *value.shape[1:]) for own in wanted.values() for value in own.values()]
-    return _WithGradient.apply(value, [one for own in slopes.total.values() for one in own.values()], *inputs)
+    return KnownGradient.apply(value, [one for own in slopes.total.values() for one in own.values()], *inputs)
 
 
 def family_beliefs(
@@ -643,21 +642,6 @@ def family_beliefs(
         for source in sources:
             total[source.place] += joint_belief(layout.families[source.place], source, beliefs)
     return total
-
-
-class _WithGradient(torch.autograd.Function):
-    """A value (R,) whose gradient in some inputs (R, ...) is known."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
-        ctx.save_for_backward(*gradients)
-        return value
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-        saved = (outer.reshape(-1, *[1] * (gradient.ndim - 1)) * gradient for gradient in ctx.saved_tensors)
-        return (None, None, *saved)
 
 
 def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD) -> Layout:
