@@ -24,9 +24,9 @@ import pandas as pd
 from scipy import special
 from torch import Tensor
 
-from otpdag.errors import DataError, ModelError, listed
+from otpdag.errors import DataError, listed
 from otpdag.graph import Graph
-from otpdag.spaces import Count, Discrete, Interval, Real, Space, space_from
+from otpdag.spaces import Count, Discrete, Interval, Real, Space
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Label: TypeAlias = str | bool | int | float
@@ -303,8 +303,8 @@ class Schema:
 
         >>> from otpdag.spaces import Count
         >>> schema = Schema.of({"a": Discrete(3), "b": Count()}, Graph([("a", "b")]))
-        >>> Schema.from_dict(schema.to_dict()) == schema
-        True
+        >>> schema.to_dict()["b"]
+        {'space': {'kind': 'Count', 'dim': 1}, 'labels': None, 'names': ['b']}
         """
         return {
             node: {
@@ -314,21 +314,6 @@ class Schema:
             }
             for node, column in self.columns.items()
         }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Schema:
-        """Read what :meth:`to_dict` wrote.
-
-        Args:
-            state: For each node its ``space``, ``labels`` and ``names``.
-
-        Returns:
-            The schema.
-
-        Raises:
-            DataError: A space is of an unknown kind.
-        """
-        return cls({node: _column_from_dict(node, entry) for node, entry in state.items()})
 
 
 def _check_claims(columns: Mapping[str, Column]) -> None:
@@ -364,15 +349,6 @@ def _distinct(series: pd.Series[Any]) -> pd.Series[Any]:
         return series
     distinct = [pd.Series(part.unique(), name=series.name) for part in in_blocks(series)]
     return pd.concat(distinct, ignore_index=True) if distinct else series
-
-
-def _column_from_dict(node: str, entry: Mapping[str, Any]) -> Column:
-    try:
-        space = space_from(entry["space"])
-    except ModelError as error:
-        raise DataError(f"node {node!r}: {error}") from None
-    labels = entry["labels"]
-    return Column(space, None if labels is None else tuple(labels), tuple(entry["names"]))
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -726,7 +702,8 @@ def _unlike_counts(numbers: Floats, low: float, mean: float) -> str:
         return "some of them negative"
     if low > max(2.0, mean / 3) or mean > _RULES.mean_count:
         return "too far from zero for counts"
-    return "with their tail on the left, unlike counts" if _leans_left(numbers) else ""
+    leans_left = _skewness(numbers) < -max(0.3, 2 * math.sqrt(6 / len(numbers)))  # beyond twice its error
+    return "with their tail on the left, unlike counts" if leans_left else ""
 
 
 _NAMES_CODES = re.compile(r"(^|[_\W])(id|key|zip|plz|post_?(al)?_?code|zip_?code|code|nr|no)($|[_\W])", re.IGNORECASE)
@@ -735,11 +712,6 @@ _NAMES_CODES = re.compile(r"(^|[_\W])(id|key|zip|plz|post_?(al)?_?code|zip_?code
 def _is_repeated(numbers: Floats, levels: int) -> bool:
     """Whether values come back, as those of categories do."""
     return len(numbers) >= 2 * levels
-
-
-def _leans_left(numbers: Floats) -> bool:
-    """Whether the long tail is clearly on the left: the third moment, beyond twice its error."""
-    return _skewness(numbers) < -max(0.3, 2 * math.sqrt(6 / len(numbers)))
 
 
 def _skewness(numbers: Floats) -> float:

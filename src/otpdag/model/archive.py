@@ -226,7 +226,7 @@ def _schema(state: Mapping[str, Any], structure: Structure) -> Schema:
     if not all(isinstance(label, str | bool | int | float) for own in labels.values() for label in own):
         raise ValueError("it has labels that are no names or numbers")
     schema = plain.labelled({node: tuple(own) for node, own in labels.items()})
-    if Schema.from_dict(state) != schema:
+    if schema.to_dict() != state:
         raise ValueError("its columns are not those of its nodes")
     return schema
 
