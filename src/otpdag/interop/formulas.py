@@ -29,11 +29,11 @@ from torch import Tensor
 
 from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import Errors, Information, delta_errors, information_at
-from otpdag.data import Batch
 from otpdag.data.columns import as_frame
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
+from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import start, tie
 from otpdag.mechanisms.terms import FUNCTIONS, evaluated, is_arithmetic, names_in, parsed
@@ -430,12 +430,15 @@ def formula_estimates(
     absent = [node for node in formulas.nodes if node not in result.model.graph]
     if absent:
         raise ModelError(f"the model has no node {absent[0]!r}, which the formulas name")
-    problem, batch = result.problem, getattr(result.problem, "batch", None)
+    problem = result.problem
     if problem is None or errors == "bootstrap":
         raise ModelError("the table of formulas needs a fit by likelihood, and errors by 'information' or 'sandwich'")
     point = point_of(result.model.fitted, problem.shapes)
-    if errors == "expected" and isinstance(batch, Batch) and all(bool(seen.all()) for seen in batch.mask.values()):
-        information = _expected(problem, point, float(batch.weight.sum()))
+    if errors == "expected" and isinstance(problem, MomentProblem) and len(problem.equations.shown) == 1:
+        scored = problem.equations.scored(point.numpy())  # of rows that show the same
+        slope = torch.from_numpy(scored.slope[0])
+        expected = torch.outer(slope, slope) * torch.from_numpy(scored.information[0])
+        information = Information(float(problem.weight.sum()) * expected)
     else:
         information = information_at(problem, point, "information" if errors == "expected" else errors)
 
@@ -454,31 +457,6 @@ def formula_estimates(
     table["lower"] = table["estimate"] - reach * table["std_error"]
     table["upper"] = table["estimate"] + reach * table["std_error"]
     return table
-
-
-def _expected(problem: Problem, point: Tensor, rows: float) -> Information:
-    r"""The information that the model expects of complete rows, by slopes of their mean and covariance.
-
-    .. math:: n \left(\mu_i^\top \Sigma^{-1} \mu_j
-              + \tfrac12 \mathrm{tr}\, \Sigma^{-1} \Sigma_i \Sigma^{-1} \Sigma_j\right)
-    """
-    graph = problem.structure.graph
-    at = [place for place, node in enumerate(graph.nodes) if node not in graph.hidden]
-
-    def moments(flat: Tensor) -> Tensor:
-        naturals = problem.naturals(flat.unsqueeze(0))
-        arrows, own = _arrows(problem, naturals)
-        total = torch.linalg.inv(torch.eye(len(own)).to(own) - arrows)
-        levels = torch.stack([naturals[node]["loc"][0, 0, 0] for node in graph.nodes])
-        covariance = (total * own**2) @ total.mT
-        return torch.cat([(total @ levels)[at].unsqueeze(0), covariance[at][:, at]])
-
-    inverse = torch.linalg.inv(moments(point[0])[1:].detach())
-    slopes = torch.autograd.functional.jacobian(moments, point[0]).detach()
-    by_mean, by_covariance = slopes[0], slopes[1:]
-    turned = torch.einsum("ab,bcp->acp", inverse, by_covariance)
-    second = torch.einsum("ap,ab,bq->pq", by_mean, inverse, by_mean)
-    return Information(rows * (second + 0.5 * torch.einsum("abp,baq->pq", turned, turned)))
 
 
 def _lines(formulas: Formulas) -> list[Line]:
