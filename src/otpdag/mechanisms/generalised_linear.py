@@ -427,7 +427,21 @@ def _log_setting(setting: Setting) -> Setting:
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Gamma(GeneralisedLinear):
+class LogLinearPositive(GeneralisedLinear):
+    """A positive node, the logarithm of whose mean or scale is predicted from the parents."""
+
+    space_kind: ClassVar[type[Vector]] = Positive
+    link: ClassVar[Link] = LOG_POSITIVE
+    within: ClassVar[tuple[float | None, float | None]] = (-60.0, 60.0)  # beyond, products of means would overflow
+    has_free_level: ClassVar[bool] = True
+
+    def on_line(self, value: Tensor) -> Tensor:
+        """Logarithms."""
+        return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Gamma(LogLinearPositive):
     r"""A positive node, log-linear in its numeric parents, with a shape for each discrete configuration.
 
     .. math:: x = \frac{\mu}{k} F_k^{-1}(u), \quad
@@ -455,15 +469,7 @@ class Gamma(GeneralisedLinear):
     shape: SettingLike = None
 
     predicts: ClassVar[str] = "log_mean"
-    space_kind: ClassVar[type[Vector]] = Positive
     beside: ClassVar[tuple[str, ...]] = ("shape",)
-    link: ClassVar[Link] = LOG_POSITIVE
-    within: ClassVar[tuple[float | None, float | None]] = (-60.0, 60.0)  # beyond, products of means would overflow
-    has_free_level: ClassVar[bool] = True
-
-    def on_line(self, value: Tensor) -> Tensor:
-        """Logarithms."""
-        return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
 
     def start_beside(self, value: Tensor, mean: Tensor, pooled: Callable[[Tensor], Tensor]) -> Tensor:
         """The shape from mean and mean logarithm of the ratios to the fit.
@@ -491,19 +497,11 @@ class Gamma(GeneralisedLinear):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class WaitingTime(Censorable, GeneralisedLinear):
+class WaitingTime(Censorable, LogLinearPositive):
     """A time whose cumulative hazard H(x) has a closed form: it is survived with probability exp(-H)."""
 
-    space_kind: ClassVar[type[Vector]] = Positive
-    link: ClassVar[Link] = LOG_POSITIVE
-    within: ClassVar[tuple[float | None, float | None]] = (-60.0, 60.0)  # beyond, products of means would overflow
-    has_free_level: ClassVar[bool] = True
     log_hazard: ClassVar[Callable[..., Tensor]]
     """``(value, *at)``: the logarithm of the cumulative hazard."""
-
-    def on_line(self, value: Tensor) -> Tensor:
-        """Logarithms."""
-        return torch.log(value.clamp(min=torch.finfo(value.dtype).tiny))
 
     def noise_of(self, value: Tensor, uniform: Tensor, *at: Tensor) -> Tensor:
         """The distribution function."""
