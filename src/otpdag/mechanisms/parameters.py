@@ -5,8 +5,8 @@ By its axes tables name a parameter's numbers, and labels can be exchanged. File
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, fields
 from math import prod
 from typing import Any, ClassVar
 
@@ -527,6 +527,16 @@ class Axis:
 # -- plain data --------------------------------------------------------------------------------------------------------
 
 FUNCTION = {"function": True}  # stands for code, which is never saved
+_SETTINGS: dict[str, tuple[Any, Callable[..., Setting]]] = {
+    "fixed": (Fixed, lambda value: Fixed(np.asarray(value, dtype=float))),
+    "start": (Start, lambda value: Start(np.asarray(value, dtype=float))),
+    "tied": (Tied, tie),
+    "between": (Bounded, between),
+    "formula": (Formula, as_setting),
+    "ridge": (Ridge, ridge),
+    "pseudo_counts": (PseudoCounts, pseudo_counts),
+}
+"""By what a file calls them: the class of a setting, and what makes one of its fields."""
 
 
 def encode(value: Any, owner: type, name: str) -> Any:
@@ -534,20 +544,11 @@ def encode(value: Any, owner: type, name: str) -> Any:
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case Fixed():
-            return {"fixed": _without_nan(np.asarray(value.value, dtype=float).tolist())}
-        case Start():
-            return {"start": np.asarray(value.value, dtype=float).tolist()}
-        case Tied():
-            return {"tied": value.name}
-        case Bounded():
-            return {"between": [value.low, value.high]}
-        case Formula():
-            return {"formula": value.text}
-        case Ridge():
-            return {"ridge": [value.penalty, value.centre]}
-        case PseudoCounts():
-            return {"pseudo_counts": value.penalty}
+        case Fixed() | Start() | Tied() | Bounded() | Formula() | Ridge() | PseudoCounts():
+            called = next(one for one, (kind, _) in _SETTINGS.items() if isinstance(value, kind))
+            held = [np.asarray(value.value, dtype=float).tolist()] if isinstance(value, Fixed | Start) else None
+            held = _without_nan([*vars(value).values()] if held is None else held)
+            return {called: held if len(held) > 1 else held[0]}
         case Space():
             sizes = value.spec()
             return {"space": sizes.pop("kind"), **sizes}
@@ -566,26 +567,16 @@ def _without_nan(value: Any) -> Any:
     """Numbers in nested lists, None for those that are NaN: entries to be learned."""
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
-    return None if np.isnan(value) else value
+    return None if isinstance(value, float) and np.isnan(value) else value
 
 
 def decode(value: Any) -> Any:
     """Invert :func:`encode`."""
     match value:
-        case {"fixed": item}:
-            return Fixed(np.asarray(item, dtype=float))
-        case {"start": item}:
-            return Start(np.asarray(item, dtype=float))
-        case {"tied": str(item)}:
-            return Tied(item)
-        case {"between": [low, high]}:
-            return between(low, high)
-        case {"formula": str(item)}:
-            return Formula(item)
-        case {"ridge": [penalty, centre]}:
-            return ridge(penalty, centre)
-        case {"pseudo_counts": item}:
-            return pseudo_counts(item)
+        case dict() if len(value) == 1 and next(iter(value)) in _SETTINGS:
+            ((called, held),) = value.items()
+            kind, made = _SETTINGS[called]
+            return made(*held) if len(fields(kind)) > 1 else made(held)
         case {"space": str(item), **sizes} if item in Space.kinds:
             return space_from({"kind": item, **{str(key): size for key, size in sizes.items()}})
         case list():
