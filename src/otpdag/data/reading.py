@@ -13,6 +13,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +91,20 @@ def read_table(path: str | Path, *, separator: str | None = None, decimal: str |
     if decimal not in (None, ".", ","):
         raise DataError(f"decimal must be '.' or ','; got {decimal!r}")
     if ending in TEXTS:
-        table, told = _read_text(path, separator, decimal)
-    else:
-        package = _READERS[ending][0]
-        try:
-            table, told = _READERS[ending][1](path)
-        except ImportError as error:
-            raise DataError(f"path {str(path)!r} needs the package {package}: pip install {package}") from error
-    table.attrs |= {"read_as": told}
+        return _read_text(path, separator, decimal)
+    package, read = _READERS[ending]
+    try:
+        table = read(path)
+    except ImportError as error:
+        raise DataError(f"path {str(path)!r} needs the package {package}: pip install {package}") from error
+    table.attrs.setdefault("read_as", [])
     return table
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
 
 
-def _read_text(path: Path, separator: str | None, decimal: str | None) -> tuple[pd.DataFrame, list[str]]:
+def _read_text(path: Path, separator: str | None, decimal: str | None) -> pd.DataFrame:
     form = recognise(path, separator, decimal)
     layout: dict[str, Any] = {"sep": form.separator, "encoding": form.encoding, "skiprows": form.skipped}
     layout["engine"] = "python" if form.separator == r"\s+" else None
@@ -114,8 +114,9 @@ def _read_text(path: Path, separator: str | None, decimal: str | None) -> tuple[
         raise DataError(f"path {str(path)!r} must have each column once; found {twice!r} twice")
     texts = dict.fromkeys(form.texts, str)
     table = pd.read_csv(path, decimal=form.decimal, thousands=form.thousands, dtype=texts, **layout)
-    table.attrs["plain"] = form.is_plain
-    return table, form.told("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    told = form.told("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
+    table.attrs |= {"plain": form.is_plain, "read_as": told}
+    return table
 
 
 def recognise(path: Path, separator: str | None = None, decimal: str | None = None) -> Form:
@@ -199,42 +200,29 @@ def _all_grouped(cells: Sequence[str], by: str) -> bool:
 # -- other files -------------------------------------------------------------------------------------------------------
 
 
-def _excel(path: Path) -> tuple[pd.DataFrame, list[str]]:
+def _excel(path: Path) -> pd.DataFrame:
     sheets = pd.read_excel(path, sheet_name=None, dtype=object)  # text of digits stays text, as in the file
     first, *others = [name for name, table in sheets.items() if not table.empty] or list(sheets)
-    return sheets[first].infer_objects(), [
-        f"the sheet {first!r} of several ({listed(others)} left out)"
-    ] if others else []
+    table = sheets[first].infer_objects()
+    table.attrs["read_as"] = [f"the sheet {first!r} of several ({listed(others)} left out)"] if others else []
+    return table
 
 
-def _stata(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    return pd.read_stata(path), []
-
-
-def _labelled(reader: str) -> Callable[[Path], tuple[pd.DataFrame, list[str]]]:
+def _labelled(path: Path, reader: str, **options: bool) -> pd.DataFrame:
     """Files of SPSS and SAS: values by their labels, as categories in the order of the values."""
+    import pyreadstat
 
-    def read(path: Path) -> tuple[pd.DataFrame, list[str]]:
-        import pyreadstat
-
-        options: dict[str, Any] = {"apply_value_formats": True} if reader in ("read_sav", "read_por") else {}
-        table, _ = getattr(pyreadstat, reader)(str(path), **options)
-        return table, []
-
-    return read
+    table: pd.DataFrame = getattr(pyreadstat, reader)(str(path), **options)[0]
+    return table
 
 
-def _parquet(path: Path) -> tuple[pd.DataFrame, list[str]]:
-    return pd.read_parquet(path), []
-
-
-_READERS: dict[str, tuple[str, Callable[[Path], tuple[pd.DataFrame, list[str]]]]] = {
-    ".parquet": ("pyarrow", _parquet),
+_READERS: dict[str, tuple[str, Callable[[Path], pd.DataFrame]]] = {
+    ".parquet": ("pyarrow", pd.read_parquet),
     ".xlsx": ("openpyxl", _excel),
-    ".dta": ("pandas", _stata),
-    ".sav": ("pyreadstat", _labelled("read_sav")),
-    ".zsav": ("pyreadstat", _labelled("read_sav")),
-    ".por": ("pyreadstat", _labelled("read_por")),
-    ".sas7bdat": ("pyreadstat", _labelled("read_sas7bdat")),
-    ".xpt": ("pyreadstat", _labelled("read_xport")),
+    ".dta": ("pandas", pd.read_stata),
+    ".sav": ("pyreadstat", partial(_labelled, reader="read_sav", apply_value_formats=True)),
+    ".zsav": ("pyreadstat", partial(_labelled, reader="read_sav", apply_value_formats=True)),
+    ".por": ("pyreadstat", partial(_labelled, reader="read_por", apply_value_formats=True)),
+    ".sas7bdat": ("pyreadstat", partial(_labelled, reader="read_sas7bdat")),
+    ".xpt": ("pyreadstat", partial(_labelled, reader="read_xport")),
 }
