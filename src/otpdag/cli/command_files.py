@@ -9,18 +9,20 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import typer
 
 from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, say, warn, write_file, write_out
-from otpdag.data import Sequences
-from otpdag.data.parts import table_bytes
-from otpdag.data.reading import TEXTS, Form, read_table, recognise
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
-from otpdag.model import Model, load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from otpdag.data import Sequences
+    from otpdag.data.reading import Form
+    from otpdag.model import Model
 
 
 def table_at(path: Path, separator: str | None = None, decimal: str | None = None) -> pd.DataFrame:
@@ -28,6 +30,10 @@ def table_at(path: Path, separator: str | None = None, decimal: str | None = Non
 
     One whose rows have more cells than its header is refused.
     """
+    from pandas.errors import DtypeWarning
+
+    from otpdag.data.reading import TEXTS, read_table, recognise
+
     if path == STANDARD_INPUT:
         with tempfile.TemporaryDirectory() as folder:  # by way of a file, so that it is checked like one
             copy = Path(folder) / "standard-input.csv"
@@ -35,7 +41,7 @@ def table_at(path: Path, separator: str | None = None, decimal: str | None = Non
             return table_at(copy, separator, decimal)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pd.errors.DtypeWarning)  # mixed columns are told by their cell, later
+            warnings.simplefilter("ignore", DtypeWarning)  # mixed columns are told by their cell, later
             table = read_table(path, separator=separator, decimal=decimal)
     except DataError:
         raise
@@ -81,11 +87,15 @@ def model_and_rows(
 
 def as_steps(table: pd.DataFrame, sequence: str | None, time: str | None) -> pd.DataFrame | Sequences:
     """The table itself, or its rows as steps of sequences where a column tells them apart or orders them."""
+    from otpdag.data import Sequences
+
     return table if sequence is None and time is None else Sequences(table, sequence=sequence, time=time)
 
 
 def model_at(path: Path) -> Model:
     """Read a saved model; the folder of a fit will do."""
+    from otpdag.model import load
+
     if path.is_dir():
         finish_transaction(path, RUN_FILES)
     if path.suffix in (".yaml", ".yml", ".json"):
@@ -100,6 +110,8 @@ def model_at(path: Path) -> Model:
 
 def put_table(table: pd.DataFrame, path: Path | None) -> None:
     """Write a file, as CSV unless it ends in ``.tsv`` or ``.parquet``; or CSV to standard output."""
+    from otpdag.data.parts import table_bytes
+
     content = table_bytes(table, path or Path("standard-output.csv"))
     if path is None:
         write_out(content.decode("utf-8"))
@@ -143,30 +155,3 @@ def with_cells(path: Path, table: pd.DataFrame, cells: Mapping[tuple[int, int], 
         text = repr(float(value)) if isinstance(value, float) else str(value)
         line[column][0] = '"' + text.replace('"', '""') + '"' if re.search(r'[",\r\n]', text) else text
     return "".join(field + end for line in lines for field, end in line)
-
-
-def check_numbers(column: pd.Series[Any]) -> None:
-    """Refuse text in a column most of whose cells are numbers: one odd cell would make each of them a category.
-
-    A number with a decimal comma, groups of digits, a percent or currency sign is one for a reader.
-
-    Raises:
-        DataError: With the row and the column of the first cell that is no number.
-
-    >>> check_numbers(pd.Series(["1.5", "2,5", "3.5"], name="x"))
-    Traceback (most recent call last):
-    otpdag.errors.DataError: column 'x' holds numbers, but '2,5' in row 1 (line 3) is none; ...
-    """
-    if pd.api.types.is_numeric_dtype(column.dtype) or isinstance(column.dtype, pd.CategoricalDtype):
-        return
-    present = column.reset_index(drop=True).dropna().astype(str)
-    is_number, bare = pd.to_numeric(present, errors="coerce").notna(), present.str.strip("%€$£ ")
-    grouped = bare.str.fullmatch(r"[-+]?\d{1,3}(?:[ ',.]\d{3})+(?:[.,]\d+)?")
-    likely = is_number | grouped | pd.to_numeric(bare.str.replace(",", ".", n=1), errors="coerce").notna()
-    if is_number.all() or 2 * likely.sum() <= len(present):
-        return
-    place = int(present.index[int(is_number.argmin())])
-    raise DataError(
-        f"column {column.name!r} holds numbers, but {present[place]!r:.60} in row {place} (line {place + 2}) is none; "
-        f"correct the cell or leave it empty, or list {column.name!r} as Categorical in the model file"
-    )

@@ -15,6 +15,7 @@ import typer
 from rich.text import Text
 
 from otpdag.cli import console as c
+from otpdag.cli.command_files import as_steps, model_and_rows, model_at, put_table, table_at, with_cells
 from otpdag.cli.fit_command import kept_words, print_words, words_of
 from otpdag.errors import ModelError, printable
 from otpdag.files import finish_transaction, make_folder
@@ -53,7 +54,6 @@ def init(
 
     Columns that can be no node, or that a model is better off without, stand in it as comments.
     """
-    from otpdag.cli.command_files import table_at
     from otpdag.cli.model_file import first_model
     from otpdag.data import column_types
 
@@ -89,8 +89,6 @@ def show(model_path: c.ModelPath, as_json: c.AsJson = False) -> None:
     """Print a model's graph, mechanisms and parameters."""
     words = kept_words(model_path)
     if words is None:
-        from otpdag.cli.command_files import model_at
-
         words = words_of(model_at(model_path))
     print_words(words, as_json=as_json)
 
@@ -110,8 +108,6 @@ def sample(
     force: c.Force = False,
 ) -> None:
     """Draw rows from a model, hidden nodes too; --do sets nodes, whatever their parents say."""
-    from otpdag.cli.command_files import model_at, put_table, table_at
-
     c.check_file(out_file, force=force)
     model = model_at(model_path)
     if model.graph.is_dynamic and length is None:
@@ -136,8 +132,6 @@ def posterior(
 
     One line for each row: mean, standard deviation and the central 90 % of numbers, probabilities of categories.
     """
-    from otpdag.cli.command_files import model_and_rows, put_table
-
     c.check_file(out_file, force=force)
     model, rows = model_and_rows(model_path, data, sequence, time)
     if not model.graph.hidden:
@@ -160,8 +154,6 @@ def impute(
     force: c.Force = False,
 ) -> None:
     """Fill the missing cells of a table; whatever else stands in the file stays as it is written."""
-    from otpdag.cli.command_files import as_steps, model_at, put_table, table_at, with_cells
-
     c.check_file(out_file, force=force)
     model = model_at(model_path)
     to_parquet = out_file is not None and out_file.suffix == ".parquet"
@@ -199,7 +191,6 @@ def score(
 ) -> None:
     """Measure how far rows are from a model: a transport distance (small is good) or the mean log-likelihood."""
     from otpdag.answers.transport import Distance
-    from otpdag.cli.command_files import model_and_rows
 
     model, rows = model_and_rows(model_path, data, sequence, time)
     value = model.distance(rows, seed=seed) if kind == "transport" else model.score(rows, kind=kind, seed=seed)
@@ -220,8 +211,6 @@ def check(
     as_json: c.AsJson = False,
 ) -> None:
     """Tell what of a model rows contradict: a test of each node, and of each pair that the graph keeps apart."""
-    from otpdag.cli.command_files import model_and_rows
-
     model, rows = model_and_rows(model_path, data, separator=separator, decimal=decimal)
     checked = model.check(rows, seed=seed)
     if as_json:
@@ -269,8 +258,6 @@ def report(
 
 def _fitted_table(run: Run, path: Path | None, *form: str | None) -> pd.DataFrame | None:
     """The table of a fit: the one that is named, or the one that its summary names, if that has not changed."""
-    from otpdag.cli.command_files import table_at
-
     if path is None:
         recorded = run.summary.get("data")
         if not recorded or not Path(recorded).is_file():
@@ -338,7 +325,6 @@ def summary(
     as_json: c.AsJson = False,
 ) -> None:
     """Fit a model file to a table and print estimates with standard errors, likelihood, AIC, BIC and warnings."""
-    from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
     from otpdag.engine import fit
 
@@ -366,8 +352,6 @@ def predict(
     force: c.Force = False,
 ) -> None:
     """Predict a node for each row, from all else that the row shows; its own cells are not looked at."""
-    from otpdag.cli.command_files import model_and_rows, put_table
-
     c.check_file(out_file, force=force)
     model, rows = model_and_rows(model_path, data, sequence, time)
     ask: Any = model.predict_proba if probabilities else model.predict
@@ -387,8 +371,6 @@ def forecast(
     force: c.Force = False,
 ) -> None:
     """Tell what comes after each sequence: means and intervals of numbers, likeliest categories."""
-    from otpdag.cli.command_files import model_and_rows, put_table
-
     c.check_file(out_file, force=force)
     model, rows = model_and_rows(model_path, data, sequence, time)
     told = model.forecast(rows, steps, level=level, seed=seed)
@@ -413,8 +395,6 @@ def effect(
     as_json: c.AsJson = False,
 ) -> None:
     """Tell what setting one node does to another, and whether the graph allows to know it."""
-    from otpdag.cli.command_files import model_at, table_at
-
     model = model_at(model_path)
     asked = [] if values is None else values.split(",")
     wanted = [setting(model, f"{treatment}={value.strip()}", "--values")[1] for value in asked]
@@ -441,7 +421,6 @@ def compare(
 ) -> None:
     """Fit several model files to one table and compare likelihood, AIC, BIC and held-out rows."""
     from otpdag.choice import compare as compare_models
-    from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
 
     table = table_at(data)
@@ -462,7 +441,6 @@ def select(
 ) -> None:
     """Choose how many categories a hidden node has: fit the model with each number of them."""
     from otpdag.choice import select as select_model
-    from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
 
     file, table = read_model_file(model_file), table_at(data)

@@ -42,7 +42,6 @@ from pydantic import (
     field_validator,
 )
 
-from otpdag.cli.command_files import check_numbers
 from otpdag.data import ColumnType, column_types
 from otpdag.data.columns import count_categories
 from otpdag.errors import DataError, GraphError, ModelError, listed, printable
@@ -124,6 +123,33 @@ class ModelFile(BaseModel):
                 raise ModelError(
                     f"nodes.{node}: neither an edge nor a column has this name; edges name {_listed(sorted(joined))}"
                 )
+
+
+def check_numbers(column: pd.Series[Any]) -> None:
+    """Refuse text in a column most of whose cells are numbers: one odd cell would make each of them a category.
+
+    A number with a decimal comma, groups of digits, a percent or currency sign is one for a reader.
+
+    Raises:
+        DataError: With the row and the column of the first cell that is no number.
+
+    >>> check_numbers(pd.Series(["1.5", "2,5", "3.5"], name="x"))
+    Traceback (most recent call last):
+    otpdag.errors.DataError: column 'x' holds numbers, but '2,5' in row 1 (line 3) is none; ...
+    """
+    if pd.api.types.is_numeric_dtype(column.dtype) or isinstance(column.dtype, pd.CategoricalDtype):
+        return
+    present = column.reset_index(drop=True).dropna().astype(str)
+    is_number, bare = pd.to_numeric(present, errors="coerce").notna(), present.str.strip("%€$£ ")
+    grouped = bare.str.fullmatch(r"[-+]?\d{1,3}(?:[ ',.]\d{3})+(?:[.,]\d+)?")
+    likely = is_number | grouped | pd.to_numeric(bare.str.replace(",", ".", n=1), errors="coerce").notna()
+    if is_number.all() or 2 * likely.sum() <= len(present):
+        return
+    place = int(present.index[int(is_number.argmin())])
+    raise DataError(
+        f"column {column.name!r} holds numbers, but {present[place]!r:.60} in row {place} (line {place + 2}) is none; "
+        f"correct the cell or leave it empty, or list {column.name!r} as Categorical in the model file"
+    )
 
 
 def read_model_file(path: str | Path, most_bytes: int = 4 << 20) -> ModelFile:
