@@ -7,13 +7,13 @@ ones, ``tie.name``. Everything that evaluates a model is a pure function of a st
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
 from otpdag.mechanisms.base import Family, Parents, log_prior
@@ -329,12 +329,12 @@ def _check_room(mechanisms: Mapping[str, Mechanism], most: float) -> None:
 def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
     missing = [node for node in graph.nodes if node not in mechanisms]
     if missing:
-        raise ModelError(f"every node needs a mechanism; none was given for {_names(missing)}")
+        raise ModelError(f"every node needs a mechanism; none was given for {listed(missing)}")
     first = {first_name(node) for node in graph.hidden if graph.lagged_parents(node)}
     unknown = [node for node in mechanisms if node not in graph.nodes and node not in first]
     if unknown:
         raise ModelError(
-            f"mechanisms name nodes that are not in the graph: {_names(unknown)}; it has {_names(graph.nodes)}"
+            f"mechanisms name nodes that are not in the graph: {listed(unknown)}; it has {listed(graph.nodes)}"
         )
     for node, mechanism in mechanisms.items():
         if not isinstance(mechanism, Mechanism):
@@ -350,10 +350,6 @@ def _check_tie(key: str, node: str, parameter: Parameter, seen: dict[str, tuple[
             f"tie {parameter.setting.name!r}: node {first_node!r} gives it shape {first.shape}, "
             f"node {node!r} shape {parameter.shape}; tied parameters must have the same shape and support"
         )
-
-
-def _names(nodes: Iterable[str]) -> str:
-    return ", ".join(repr(node) for node in nodes)
 
 
 def pack(theta: Theta) -> Tensor:

@@ -363,9 +363,8 @@ class TableData(DataKind):
         """Rows times points of a number, or a minibatch."""
         if isinstance(method.evaluation, Drawn):
             return method.evaluation.batch_size
-        numbers = any(not self.structure.mechanisms[node].space.is_discrete for node in self.structure.graph.hidden)
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
-        return self.read.rows * (grid if numbers else 1)
+        return self.read.rows * (grid if self.structure.hidden_numbers else 1)
 
     def restarts(self, method: Method) -> int:
         """Transport begins where maximum likelihood ends, if there is one."""

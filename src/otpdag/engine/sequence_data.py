@@ -26,7 +26,7 @@ from otpdag.learned.sequence_map import SequenceMap
 from otpdag.learned.sequence_problem import number_problem
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.starts import complete_steps, step_weights
-from otpdag.likelihood.unrolled import unknown_numbers, window_problem
+from otpdag.likelihood.unrolled import has_unknown_parents, unknown_numbers, window_problem
 from otpdag.matching.windows import check_windows, transport_windows
 from otpdag.model import Model
 from otpdag.problem import Problem, RowObjective
@@ -207,15 +207,10 @@ class SequenceData(DataKind):
         eps = objective.at(1.0).eps
         if isinstance(layout.sequence_map, SequenceMap):
             return number_problem(self._pieces, layout.sequence_map, shapes, eps, seed)
-        if self._has_windows(method):
+        if eps == 1.0 and has_unknown_parents(structure, self.batch):  # steps are summed along the graph over time
             assert isinstance(method.evaluation, ClosedForm)
             return window_problem(RowObjective(structure, shapes, objective, method.evaluation), self.batch, seed)
         return chain_problem(structure, self.batch, shapes, eps, seed)
-
-    def _has_windows(self, method: Method) -> bool:
-        """Whether unknown numbers join steps, so that these are summed along the graph over time."""
-        plain = method.objective.at(1.0).eps == 1.0 and not self.structure.graph.hidden
-        return plain and bool(unknown_numbers(self.structure, self.batch))
 
     def starts(
         self, layout: Layout, problem: Problem, seed: int, numbers: Sequence[int], units: Tensor | None = None

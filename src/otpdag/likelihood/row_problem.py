@@ -193,17 +193,11 @@ class GraphProblem(TableRows):
             for node, names in self.structure.keys.items()
             if not self._has_maximiser(node)
         ]
-        if not plain or max(sizes, default=0) > MOST_AT_ONCE or (sizes and self._has_hidden_numbers):
+        if not plain or max(sizes, default=0) > MOST_AT_ONCE or (sizes and self.structure.hidden_numbers):
             return None
         learned = (node for node, names in self.structure.keys.items() if names)
         linear = not self.structure.graph.hidden and all(family.is_linear for family in self.unplaced.families)
         return Updates(suffice=linear and all(self._has_maximiser(node) for node in learned))
-
-    @property
-    def _has_hidden_numbers(self) -> bool:
-        """Whether some node that no row shows is no category."""
-        hidden, mechanisms = self.structure.graph.hidden, self.structure.mechanisms
-        return any(not mechanisms[node].space.is_discrete for node in hidden)
 
     def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """One step of expectation-maximisation: expected statistics, then each mechanism's own maximiser.
@@ -430,9 +424,8 @@ def is_linear_normal(structure: Structure) -> bool:
 
 def reads_states(about: RowObjective, batch: Batch) -> bool:
     """Whether hidden categories alone are unknown, and every observed node is read through features."""
-    hidden, mechanisms = about.structure.graph.hidden, about.structure.mechanisms
-    categories = bool(hidden) and all(mechanisms[node].space.is_discrete for node in hidden)
-    return categories and has_features(about.structure, batch)
+    only_categories = about.structure.hidden_categories and not about.structure.hidden_numbers
+    return bool(only_categories) and has_features(about.structure, batch)
 
 
 def by_moments(about: RowObjective, batch: Batch, seed: int) -> MomentProblem:

@@ -59,7 +59,7 @@ def state_probabilities(
 
     The standard error of a share of 200 is at most 0.035.
     """
-    if not has_numbers(structure):
+    if not structure.hidden_numbers:
         return smooth(structure, naturals, batch).of(node)
     return fill_in(structure, naturals, batch, draws, torch.Generator().manual_seed(0))[node].mean(1)
 
@@ -102,11 +102,6 @@ def _viterbi(block: Block, linear: Linear, chain: Chain) -> tuple[NDArray[np.int
     return path.flatten()[lanes.place], score.max(0)
 
 
-def has_numbers(structure: Structure) -> bool:
-    """Whether a hidden node is no category, so that particles stand for it."""
-    return any(not structure.mechanisms[node].space.is_discrete for node in structure.graph.hidden)
-
-
 def log_likelihood(
     structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int = 0, particles: int = 2000
 ) -> Tensor:
@@ -116,7 +111,7 @@ def log_likelihood(
     """
     if has_unknown_parents(structure, batch):
         return window_log_likelihood(structure, naturals, batch)
-    if not has_numbers(structure):
+    if not structure.hidden_numbers:
         return smooth(structure, naturals, batch).log_likelihood
     with bounded_threads(1):
         generator = torch.Generator().manual_seed(seed)
@@ -139,7 +134,7 @@ def fill_in(
     """
     if has_unknown_parents(structure, batch):
         return _fill_windows(structure, naturals, batch, draws, generator)
-    if has_numbers(structure):
+    if structure.hidden_numbers:
         with bounded_threads(1):
             forward = filter_particles(structure, naturals, batch, particles, generator)
             values = draw_paths(structure, naturals, batch, forward, draws, generator)

@@ -96,11 +96,6 @@ def at_step(node: str, step: int) -> str:
     return f"{node}@{step}"
 
 
-def node_of(name: str) -> str:
-    """The node behind such a name."""
-    return _of_name(name)[0]
-
-
 def _of_name(name: str) -> tuple[str, int]:
     """Invert :func:`at_step`."""
     node, _, step = name.rpartition("@")
@@ -170,7 +165,7 @@ class WindowRows(GraphProblem):
 def in_all_steps(written_out: Structure, naturals: Naturals) -> Naturals:
     """Natural parameters of the nodes of a graph over time."""
     return {
-        name: {} if mechanism.is_given else naturals[node_of(name)]
+        name: {} if mechanism.is_given else naturals[_of_name(name)[0]]
         for name, mechanism in written_out.mechanisms.items()
     }
 
