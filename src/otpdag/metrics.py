@@ -71,7 +71,9 @@ def npmi_coherence(
     missing = [word for word, at in number.items() if together[at, at] == 0]
     if missing:
         raise ValueError(f"every word of `topics` must occur in `documents`; {missing[0]!r} does not")
-    npmi = _npmi(together / holds.shape[0])
+    joint, epsilon = together / holds.shape[0], 1e-12  # gensim's: a pair that shares every window gets -1
+    single = joint.diagonal()
+    npmi = np.log((joint + epsilon) / np.outer(single, single)) / -np.log(joint + epsilon)
     pairs = ~np.eye(topk, dtype=bool)
     places = [[number[word] for word in words] for words in chosen]
     return np.array([npmi[np.ix_(place, place)][pairs].mean() for place in places])
@@ -85,13 +87,6 @@ def _first(topics: Words, topk: int) -> list[list[Hashable]]:
     if topk < 1 or short < topk:
         raise ValueError(f"every topic must have at least `topk` = {topk} words; got one with {short}")
     return chosen
-
-
-def _npmi(joint: Array, epsilon: float = 1e-12) -> Array:
-    """NPMI of every two words from their joint probabilities, with gensim's epsilon; the diagonal is not used."""
-    single = joint.diagonal()
-    # a pair that shares every window gets -1, as in gensim
-    return np.asarray(np.log((joint + epsilon) / np.outer(single, single)) / -np.log(joint + epsilon))
 
 
 def _windows(

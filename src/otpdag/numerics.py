@@ -218,16 +218,13 @@ def apply_linear(inputs: Tensor, weight: Tensor) -> Tensor:
 
     Many inputs are mostly a category's: where each chooses one row of the weights, it is looked up.
     """
-    if inputs.shape[-1] >= 256 and not inputs.requires_grad and bool(_chooses_one(inputs).all()):
-        row = inputs.argmax(-1)
+    is_wide = inputs.shape[-1] >= 256 and not inputs.requires_grad
+    if is_wide and bool(((inputs.sum(-1) == 1) & (inputs.amax(-1) == 1) & (inputs.amin(-1) == 0)).all()):
+        row = inputs.argmax(-1)  # each of one category
         return weight[torch.arange(len(weight)).reshape(-1, *(1,) * (row.ndim - 1)), row]
     if inputs.ndim == 2:
         return torch.matmul(inputs.unsqueeze(1), weight).squeeze(1)
     return torch.matmul(inputs, expand_to(weight, inputs.ndim, event_dims=2))
-
-
-def _chooses_one(inputs: Tensor) -> Tensor:
-    return (inputs.sum(-1) == 1) & (inputs.amax(-1) == 1) & (inputs.amin(-1) == 0)
 
 
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:

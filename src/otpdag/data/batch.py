@@ -85,7 +85,8 @@ class Batch:
         if index.ndim not in (1, 2):
             raise DataError(f"index must have shape (n,) or (replicas, n); got {tuple(index.shape)}")
         if index.ndim == 1:
-            return self._map(lambda tensor: _pick_rows(tensor, index)).widened()
+            index = index.nonzero()[:, 0] if index.dtype == torch.bool else index
+            return self._map(lambda tensor: tensor.index_select(1, index)).widened()
         replicas = max(self.replicas, len(index))
         index = index.expand(replicas, -1)
         start = torch.arange(0, replicas * self.rows, self.rows, device=index.device)[:, None]
@@ -321,10 +322,6 @@ def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
         return None
     every = torch.randperm(total, generator=torch.Generator().manual_seed(seed), dtype=torch.int32)
     return every[:rows].long()
-
-
-def _pick_rows(tensor: Tensor, index: Tensor) -> Tensor:
-    return tensor[:, index] if index.dtype == torch.bool else tensor.index_select(1, index)
 
 
 def _factorize(array: npt.NDArray[Any]) -> tuple[Codes, int]:
