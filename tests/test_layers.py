@@ -32,6 +32,18 @@ def test_more_axes_are_carried_along():
     assert expand_to(weight, 5, event_dims=2).shape == (2, 1, 1, 3, 4)
 
 
+def test_categories_of_many_levels_are_looked_up_and_changes_are_seen():
+    rng = torch.Generator().manual_seed(3)
+    weight = torch.randn(1, 300, 2, generator=rng).double()
+    inputs = torch.eye(300).double()[torch.randint(300, (1, 40), generator=rng)]
+    for _ in range(2):  # what is known of a tensor serves again
+        torch.testing.assert_close(apply_linear(inputs, weight), inputs @ weight)
+    inputs[0, 0] = inputs[0, 0].roll(1)
+    torch.testing.assert_close(apply_linear(inputs, weight), inputs @ weight)
+    inputs[0, 0] = 0.5  # no longer one category
+    torch.testing.assert_close(apply_linear(inputs, weight), inputs @ weight)
+
+
 def test_columns_are_broadcast_before_they_are_joined():
     one, other = torch.arange(2.0).reshape(2, 1, 1), torch.arange(3.0).reshape(1, 3, 1)
     joined = side_by_side([one, other])

@@ -169,14 +169,14 @@ def make_folder(path: str | Path) -> Iterator[Path]:
 def only_writer(folder: str | Path) -> Iterator[None]:
     """Hold the lock of a folder of results, so that no other process writes to it; it ends with its process.
 
-    The lock is on a file beside the folder, or in it where nothing can be written beside. A system without such locks
-    has none.
+    The lock is on a file beside the folder, or in a folder that is there where nothing can be written beside. A system
+    without such locks has none.
 
     Raises:
         DataError: Another process holds it.
     """
     folder = Path(os.path.realpath(folder))
-    beside = os.access(folder.parent, os.W_OK)
+    beside = os.access(folder.parent, os.W_OK) or not folder.is_dir()
     path = folder.parent / f"{_stem_of(folder)}lock" if beside else folder / f"{_MARK}lock"
     with _named(folder):
         handle = _locked(path)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,6 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 RIDGE = 1e-10
 """Relative to the largest difference: what keeps a combination of nearly equal ones small."""
@@ -218,13 +219,26 @@ def apply_linear(inputs: Tensor, weight: Tensor) -> Tensor:
 
     Many inputs are mostly a category's: where each chooses one row of the weights, it is looked up.
     """
-    is_wide = inputs.shape[-1] >= 256 and not inputs.requires_grad
-    if is_wide and bool(((inputs.sum(-1) == 1) & (inputs.amax(-1) == 1) & (inputs.amin(-1) == 0)).all()):
-        row = inputs.argmax(-1)  # each of one category
+    row = _chosen_rows(inputs) if inputs.shape[-1] >= 256 and not inputs.requires_grad else None
+    if row is not None:
         return weight[torch.arange(len(weight)).reshape(-1, *(1,) * (row.ndim - 1)), row]
     if inputs.ndim == 2:
         return torch.matmul(inputs.unsqueeze(1), weight).squeeze(1)
     return torch.matmul(inputs, expand_to(weight, inputs.ndim, event_dims=2))
+
+
+def _chosen_rows(inputs: Tensor) -> Tensor | None:
+    """Where each of some inputs (..., P) is one and all else zero (...); None if they are not like that.
+
+    A tensor is looked at once: rows stay the same in all evaluations of a fit.
+    """
+    if _CHOSEN.get(inputs, (-1, None))[0] != inputs._version:
+        one = (inputs.sum(-1) == 1) & (inputs.amax(-1) == 1) & (inputs.amin(-1) == 0)
+        _CHOSEN[inputs] = inputs._version, inputs.argmax(-1) if bool(one.all()) else None
+    return _CHOSEN[inputs][1]
+
+
+_CHOSEN: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakIdKeyDictionary()
 
 
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -161,3 +163,19 @@ def test_one_process_writes_to_a_folder_at_a_time(factory):
         assert not (factory / "run").exists()
     assert fit(factory, "run").exit_code == 0
     assert not [path.name for path in factory.iterdir() if path.name.startswith(".")]
+
+
+def test_a_read_only_place_is_called_what_it_is(factory, monkeypatch):
+    opened, allowed = os.open, os.access
+
+    def open_elsewhere(path, *given):
+        if Path(path).parent == factory:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return opened(path, *given)
+
+    monkeypatch.setattr(os, "open", open_elsewhere)
+    monkeypatch.setattr(os, "access", lambda path, *given: Path(path) != factory and allowed(path, *given))
+    result = fit(factory, "run")
+    assert result.exit_code == 2
+    assert os.strerror(errno.EROFS) in result.stderr
+    assert not (factory / "run").exists()

@@ -70,8 +70,9 @@ def complete_table(
 
 def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
     """A column with missing cells drawn from its seen ones; only starts and units come from this."""
-    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy().astype(float)
     seen = batch.mask[node][min(at, batch.mask[node].shape[0] - 1)].cpu().numpy()
+    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy()
+    value = value.astype(float, copy=not seen.all())
     for cell in range(0 if seen.all() else seen.shape[-1]):
         missing = np.flatnonzero(~seen[:, cell])
         known = np.flatnonzero(seen[:, cell])
