@@ -217,13 +217,16 @@ def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any
         table, lengths = sequences.table, sequences.lengths
         if not isinstance(table, pd.DataFrame):
             raise DataError("cross-validation of sequences needs a DataFrame of steps, or a list of frames")
+    elif model.structure.shared:
+        table, lengths = data, model.in_groups(data).lengths
     elif isinstance(data, pd.DataFrame):
         table, lengths = data, np.ones(len(data), dtype=int)
     else:
         raise DataError(f"cross-validation needs a DataFrame; got {type(data).__name__}")
     if len(lengths) < folds:
         raise DataError(f"cross-validation in {folds} parts needs as many rows or sequences; got {len(lengths)}")
-    table, owner = _with_all_levels(table), np.repeat(np.arange(len(lengths)), lengths)
+    owner = pd.factorize(table[model.group])[0] if model.group else np.repeat(np.arange(len(lengths)), lengths)
+    table = _with_all_levels(table)
 
     def some(chosen: NDArray[np.bool_]) -> pd.DataFrame | Sequences:
         rows = table[chosen[owner]]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
-from otpdag.mechanisms import Categorical, Mechanism, Normal, Poisson
+from otpdag.mechanisms import Categorical, Given, Mechanism, Normal, Poisson
 from otpdag.mechanisms.base import Family, Parents, log_prior
 from otpdag.mechanisms.parameters import Bounded, Fixed, Parameter, Start, Tied
 from otpdag.mechanisms.simulator import Simulator
@@ -70,7 +70,10 @@ class Structure:
                 bound[first] = _first(node, mechanisms).setup(Family(first, parents, hidden=True))
         ordered = {node: bound[node] for node in (*graph.nodes, *(n for n in bound if n not in graph))}
         _check_room(ordered, most)
-        return cls(graph, ordered).keyed()
+        made = cls(graph, ordered).keyed()
+        if made.shared:
+            _check_groups(made)
+        return made
 
     def keyed(self) -> Structure:
         """Compute the keys of the learned parameters; ties share a key and must agree in shape."""
@@ -88,6 +91,15 @@ class Structure:
     def with_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> Structure:
         """The same graph with re-scaled mechanisms."""
         return replace(self, mechanisms=dict(mechanisms))
+
+    def with_given(self, nodes: Collection[str], shown: Collection[str] = ()) -> Structure:
+        """The same with nodes whose values come from outside, without edges into them; ``shown`` ones are observed."""
+        graph, mechanisms, keys = self.graph, dict(self.mechanisms), dict(self.keys)
+        for node in nodes:
+            mechanisms[node], keys[node] = Given(mechanisms[node].space).setup(Family(node)), {}
+        edges = [(parent, child) for parent, child in graph.edges if child not in nodes]
+        hidden = [node for node in graph.hidden if node not in nodes and node not in shown]
+        return replace(self, graph=Graph(edges, nodes=graph.nodes, hidden=hidden), mechanisms=mechanisms, keys=keys)
 
     def parameters(self) -> dict[str, Parameter]:
         """Learned parameters by key."""
@@ -243,6 +255,12 @@ class Structure:
         return tuple(node for node, mechanism in self.mechanisms.items() if mechanism.is_given)
 
     @property
+    def shared(self) -> tuple[str, ...]:
+        """Nodes whose value all rows of a group share, in the graph's order."""
+        mechanisms = self.mechanisms
+        return tuple(n for n in self.graph.order if isinstance(one := mechanisms[n], Normal) and one.group is not None)
+
+    @property
     def hidden_numbers(self) -> tuple[str, ...]:
         """Hidden nodes that are no categories, in the graph's order."""
         hidden = self.graph.hidden
@@ -306,6 +324,22 @@ def plainest(space: Space) -> Mechanism | None:
     """
     kind = _PLAINEST.get(type(space))
     return None if kind is None else kind(space.width)
+
+
+def _check_groups(structure: Structure) -> None:
+    """Refuse nodes that rows of a group cannot share."""
+    graph, shared = structure.graph, structure.shared
+    columns = {str(getattr(structure.mechanisms[node], "group", "")) for node in shared}
+    if len(columns) > 1:
+        raise ModelError(f"group must be one column for all nodes; got {', '.join(map(repr, sorted(columns)))}")
+    for node in shared:
+        if node not in graph.hidden or structure.mechanisms[node].space.width > 1:
+            raise ModelError(f"node {node!r}: group is for hidden nodes with one number")
+        apart = [parent for parent in graph.parents(node) if parent not in shared]
+        if apart:
+            raise ModelError(f"node {node!r} is shared by a group, and its parent {apart[0]!r} by a row alone")
+    if graph.is_dynamic or columns & set(graph.nodes):
+        raise ModelError(f"group {columns.pop()!r} must be a column beside the nodes, of a graph without lagged edges")
 
 
 def _check_room(mechanisms: Mapping[str, Mechanism], most: float) -> None:

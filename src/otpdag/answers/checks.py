@@ -29,7 +29,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.data.batch import random_part
 from otpdag.data.sequences import SequenceBatch
-from otpdag.likelihood import row_posterior, sequence_posterior
+from otpdag.likelihood import grouped_rows, row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents, abducted, can_abduct
@@ -42,7 +42,9 @@ SCORES = 20_000_000  # rows times parameters: more would take a gigabyte
 
 
 def log_likelihoods(fitted: Fitted, batch: Batch | SequenceBatch, seed: int = 0) -> Tensor:
-    """Log-likelihoods of rows, or of sequences (N,), hidden and missing values integrated out."""
+    """Log-likelihoods of rows, or of sequences or groups (N,), hidden and missing values integrated out."""
+    if isinstance(batch, SequenceBatch) and fitted.structure.shared:
+        return grouped_rows.log_likelihood(fitted, batch)
     if isinstance(batch, SequenceBatch):
         return sequence_posterior.log_likelihood(fitted.structure, fitted.naturals, batch, seed)
     return row_posterior.log_likelihood(fitted, batch)

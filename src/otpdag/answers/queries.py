@@ -35,6 +35,7 @@ from otpdag.graph import Graph
 from otpdag.likelihood.elimination.evidence import moved
 from otpdag.likelihood.elimination.layout import lay_out_within
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
+from otpdag.likelihood.grouped_rows import given_shared, owners, placed_shares, rows_at
 from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
 from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
@@ -65,17 +66,8 @@ def with_nodes_set(fitted: Fitted, done: Collection[str] = (), shown: Collection
     """
     if not done and not set(shown) & set(fitted.structure.graph.hidden):
         return fitted
-    before = fitted.structure.graph
-    edges = [(parent, child) for parent, child in before.edges if child not in done]
-    hidden = [node for node in before.hidden if node not in done and node not in shown]
-    graph = Graph(edges, nodes=before.nodes, hidden=hidden)
-    mechanisms = dict(fitted.structure.mechanisms)
-    keys = dict(fitted.structure.keys)
-    naturals = dict(fitted.naturals)
-    for node in done:
-        mechanisms[node] = Given(mechanisms[node].space).setup(Family(node))
-        keys[node], naturals[node] = {}, {}
-    return replace(fitted, structure=Structure(graph, mechanisms, keys), naturals=naturals)
+    naturals = {**fitted.naturals, **{node: {} for node in done}}
+    return replace(fitted, structure=fitted.structure.with_given(done, shown), naturals=naturals)
 
 
 class Question:
@@ -122,6 +114,17 @@ def believe(
         parts.append(question.at(fitted.naturals))
     variances = [part.variance for part in parts if part.variance is not None]
     return Belief(torch.cat([part.expected for part in parts]), torch.cat(variances) if variances else None)
+
+
+def believe_in_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: list[str]) -> Tensor:
+    """The mean of a number, or probabilities of a category (N, width), given all that the rows of its group show."""
+    fitted.check_densities("a prediction")
+    structure, owner = fitted.structure, owners(batch)
+    at, share = placed_shares(fitted, batch)
+    if node in structure.shared:
+        return (share * at).sum(1)[owner][:, [structure.shared.index(node)]]
+    each = believe(given_shared(fitted), rows_at(structure, batch, at), node, notes).expected
+    return (share[owner].transpose(0, 1) * each.unflatten(0, (-1, batch.rows))).sum(0)
 
 
 def _by_draws(fitted: Fitted, batch: Batch, node: str, draws: int) -> Belief:

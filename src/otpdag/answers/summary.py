@@ -126,7 +126,7 @@ def data_facts(fitted: Fitted, problem: Problem | None) -> dict[str, str | int |
         return facts
     weight, cells, missing, log_likelihood, sequences = map(sum, zip(*known, strict=True))
     if sequences:
-        facts["sequences"] = int(sequences)
+        facts["groups" if fitted.structure.shared else "sequences"] = int(sequences)
     facts["missing cells"] = f"{round(missing):,} ({missing / max(cells, 1):.1%})"
     if dense:
         facts["log-likelihood"] = log_likelihood

@@ -288,8 +288,9 @@ class TableData(DataKind):
         every_row: bool = False,
     ) -> TableData:
         """Look through a table in parts; one that has few rows, or few different ones, is an ordinary table."""
-        if model.graph.is_dynamic:
-            raise DataError("sequences are fitted in memory: read the table first, for instance with pd.read_parquet")
+        if model.graph.is_dynamic or model.structure.shared:
+            what = "sequences" if model.graph.is_dynamic else "groups of rows"
+            raise DataError(f"{what} are fitted in memory: read the table first, for instance with pd.read_parquet")
         partitioned = data if isinstance(data, Partitioned) else Partitioned(data)
         table = open_table(partitioned, model.spaces, model.graph, weights=weights)
         if not isinstance(table, PartTable):

@@ -34,7 +34,7 @@ from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import RobustOptions, robust_search, robust_start
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, races, search
-from otpdag.engine.sequence_data import SequenceData
+from otpdag.engine.sequence_data import GroupData, SequenceData
 from otpdag.errors import (
     ApproximationWarning,
     ConvergenceWarning,
@@ -337,6 +337,8 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
         data, weights = split(data, weights)
     if model.graph.is_dynamic:
         return SequenceData.of(model, data, weights=weights)
+    if model.structure.shared:
+        return GroupData.of(model, model.in_groups(data))
     if isinstance(data, Sequences | list | tuple):
         raise DataError("data are sequences, but the graph has no lagged edge: add one with otp.lag")
     return TableData.of(model, data, weights=weights, device=device, every_row=every_row)

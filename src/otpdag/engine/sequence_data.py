@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.answers.notes import notes_on_scales
+from otpdag.answers.notes import notes_on_columns, notes_on_scales
 from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
@@ -25,6 +25,7 @@ from otpdag.learned.sampled import DrawnSteps
 from otpdag.learned.sequence_map import SequenceMap
 from otpdag.learned.sequence_problem import number_problem
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
+from otpdag.likelihood.grouped_rows import POINTS, group_problem, is_quadratic
 from otpdag.likelihood.starts import complete_steps, step_weights
 from otpdag.likelihood.unrolled import has_unknown_parents, unknown_numbers, window_problem
 from otpdag.matching.windows import check_windows, transport_windows
@@ -193,7 +194,7 @@ class SequenceData(DataKind):
             if backward is None or others:
                 raise ModelError("steps of sequences are drawn by one map: backward must build one, for all of a step")
             return replace(backward, targets=tuple(node for node in backward.targets if node in structure.graph.hidden))
-        if not structure.hidden_numbers or method.objective.direct is not None:
+        if not structure.hidden_numbers or method.objective.direct is not None or structure.shared:
             return None
         return SequenceMap.of(structure, self.batch)
 
@@ -247,6 +248,48 @@ class SequenceData(DataKind):
                 for node in left_out
             ),
         ]
+
+
+class GroupData(SequenceData):
+    """A table as groups of rows side by side, as sequences are whose steps have no order."""
+
+    honours: ClassVar[frozenset[str]] = frozenset()
+    units: ClassVar[str] = "groups"
+
+    def check(self, method: Method) -> None:
+        """Refuse all but maximum likelihood, and more numbers than are integrated."""
+        structure, closed, size = self.structure, method.evaluation, len(self.structure.shared)
+        plain = isinstance(closed, ClosedForm) and method.objective.direct is None and structure.has_densities
+        if not plain or not RowObjective(structure, {}, method.objective, ClosedForm()).is_plain_likelihood:
+            raise ModelError(f"models with a group are fitted by method='likelihood'; got {method.name!r}")
+        if len(self.batch.lengths) < 2:
+            raise DataError(f"column {self.model.group!r} must tell at least two groups; it has one")
+        if size > max(POINTS) and not is_quadratic(structure, self.batch.steps):
+            raise ModelError(
+                f"a group shares {size} numbers, {', '.join(structure.shared)}: more than {max(POINTS)} are integrated "
+                "where all that they bear on is normal and linear in them alone"
+            )
+
+    def course(self, method: Method) -> SearchSchedule:
+        """That of a table."""
+        return SearchSchedule()
+
+    def restarts(self, method: Method) -> int:
+        """One, if nothing else is hidden: groups tell where to start."""
+        return 1 if len(self.structure.graph.hidden) == len(self.structure.shared) else super().restarts(method)
+
+    def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
+        """Integrals over what groups share."""
+        about = RowObjective(layout.structure, layout.shapes, method.objective, ClosedForm())
+        return group_problem(about, self.batch, seed)
+
+    def columns(self) -> tuple[Schema, dict[str, float]]:
+        """As they were read, and how far counts reach."""
+        return self.schema, self.structure.count_ranges(self.batch.steps.values)
+
+    def notes(self, ended: SearchResult) -> list[str]:
+        """Constant columns, scales at their floor."""
+        return notes_on_columns(self.structure, self.batch.steps) + notes_on_scales(self.model.fitted)
 
 
 def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool) -> dict[str, Tensor]:

@@ -70,12 +70,16 @@ def _layouts(
         yield index, moved(fitted.naturals, layout)
 
 
-@bounded_threads(0)
 def log_likelihood(fitted: Fitted, batch: Batch) -> Tensor:
     """Log-likelihood of each row's seen cells, hidden and missing values integrated out: (N,)."""
     fitted.check_densities("a likelihood")
-    parts = [log_evidence(fitted.naturals, layout)[0] for _, layout in _layouts(fitted, batch)]
-    return torch.cat(parts)
+    return log_likelihoods(fitted, batch)[0]
+
+
+@bounded_threads(0)
+def log_likelihoods(fitted: Fitted, batch: Batch) -> Tensor:
+    """Those of all replicas (R, N)."""
+    return torch.cat([log_evidence(fitted.naturals, layout) for _, layout in _layouts(fitted, batch)], -1)
 
 
 @bounded_threads(0)

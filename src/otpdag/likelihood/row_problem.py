@@ -414,6 +414,7 @@ def is_linear_normal(structure: Structure) -> bool:
     """Whether every node is normal as the library has it, and linear in numbers alone."""
     return all(
         type(mechanism) is Normal
+        and mechanism.group is None
         and mechanism.is_affine
         and not mechanism.family.discrete
         and mechanism.terms is None

@@ -207,7 +207,7 @@ def complete_steps(
     reach: int = 0,
     even_categories: bool = False,
 ) -> dict[str, Tensor]:
-    """Completed steps (M, width) with earlier values under their own names.
+    """Completed steps (M, width) with earlier values under their own names; what groups share is a mean over each.
 
     With a ``reach``, hidden numbers are averaged over so many steps around; with ``even_categories``, hidden categories
     are not guessed (see :func:`complete_table`).
@@ -215,6 +215,10 @@ def complete_steps(
     completed = complete_table(structure, batch.steps, 0, generator, first=first, even_categories=even_categories)
     if reach:
         completed = _smoothed(structure, batch, completed, reach)
+    for node in structure.shared:
+        mean = torch.segment_reduce(completed[node], "mean", lengths=batch.lengths)
+        even = (mean - mean.mean(0)) / mean.std(0).clamp(min=1e-9)
+        completed[node] = even.repeat_interleave(batch.lengths, 0)
     if not first and not even_categories:
         completed = _lasting(structure, batch, completed, int(generator.integers(LONGEST_STAY)))
     lags = ((edge.parent, edge.by) for edge in structure.graph.lags)

@@ -209,12 +209,15 @@ class Normal(Censorable, LocationScale):
             or equal rows from collapsing to a point, where the likelihood is infinite. Left out, it comes from the
             column: how far apart rounded values are, and a small share of the spread. Zero allows any scale.
         censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+        group: Of a hidden node, a column that tells groups of rows: all rows of a group share its value, which is a
+            random intercept of the nodes that read it, or a random slope if they multiply it with another parent.
 
     >>> Normal(scale=1.0).space
     Real(dim=1)
     """
 
     isotropic: bool = False
+    group: str | None = None
 
     is_symmetric: ClassVar[bool] = True
 

@@ -415,12 +415,15 @@ class Predictor:
     def slopes_of(self, params: Params, parent: str) -> Tensor | None:
         """The slopes of one numeric parent, (R, width, dim); None if it has none."""
         where = self._rows_of(parent)
+        where = where[:1] if isinstance(where, list) else where  # of terms the first
         return None if where is None or "weight" not in params else params["weight"][:, where]
 
-    def _rows_of(self, parent: str) -> slice | None:
+    def _rows_of(self, parent: str) -> slice | list[int] | None:
         """The rows of the slopes that belong to one parent; None if it does not enter linearly."""
+        if self.terms is not None:
+            return self.terms.columns_of(parent)
         at = 0
-        for name, space in () if self.network or self.terms is not None else self.family.continuous:
+        for name, space in () if self.network else self.family.continuous:
             if name == parent:
                 return slice(at, at + space.width)
             at += space.width

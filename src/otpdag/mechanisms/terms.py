@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import accumulate, chain, combinations, pairwise, product
@@ -217,6 +217,21 @@ class Terms:
             len(own) <= 1 and all(o.kind == "scores" or (o.kind == "number" and o.of in numbers) for o in own)
             for own in plain
         )
+
+    def is_linear_in(self, names: Collection[str]) -> bool:
+        """Whether features and offsets are linear in each of some numeric parents, whatever the other ones are."""
+        for own in (*([one for one, _ in block] for block in self.blocks), *([one] for one in self.offsets)):
+            reading = [one for one in own if set(names) & {one.of, *names_in(one.of)}]
+            if len(reading) > 1 or any(one.kind != "number" or one.of not in names for one in reading):
+                return False
+        return True
+
+    def columns_of(self, parent: str) -> list[int] | None:
+        """The features that are linear in a parent of one number; None where others read it, or an offset does."""
+        width = sum(space.width for name, space in self.family.continuous if name == parent)
+        if width != 1 or not self.is_linear_in([parent]) or any(one.of == parent for one in self.offsets):
+            return None
+        return [at for at, feature in enumerate(self.features) if any(name == parent for name, _ in feature)] or None
 
     @cached_property
     def maps(self) -> tuple[Tensor, Tensor]:

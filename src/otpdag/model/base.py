@@ -238,10 +238,41 @@ class ModelBase:
         return self.structure.mechanisms[node]
 
     def _read(self, data: Table | SequenceTable, partial: bool) -> tuple[Batch | SequenceBatch, pd.Index]:
-        """Rows, or sequences if the graph has lagged edges, and the index of rows or steps."""
+        """Rows, or sequences if the graph has lagged edges, or groups; and the index of rows or steps."""
+        if self.structure.shared:
+            return self._read_groups(data, partial)[:2]
         return self._encode_sequences(data, partial) if self.graph.is_dynamic else self._read_rows(data, partial)
 
+    @property
+    def group(self) -> str | None:
+        """The column that tells groups of rows that share hidden nodes; None if no node is shared."""
+        return next((str(getattr(self.mechanisms[node], "group", "")) for node in self.structure.shared), None)
+
+    def in_groups(self, data: Any) -> Sequences:
+        """A table with the rows of each group side by side."""
+        return Sequences(self._grouped(data), sequence=self.group)
+
+    def _grouped(self, data: Any) -> pd.DataFrame:
+        table = known_table(data)
+        frame = pd.DataFrame(dict(table)) if isinstance(table, Mapping) else table
+        if not isinstance(frame, pd.DataFrame) or self.group not in frame.columns:
+            held = f"it has {listed(list(map(str, frame)))}" if isinstance(frame, pd.DataFrame) else type(data).__name__
+            raise DataError(f"data must be a table with a column {self.group!r}, which tells groups; {held}")
+        return frame
+
+    def _read_groups(self, data: Any, partial: bool) -> tuple[SequenceBatch, pd.Index, Tensor]:
+        """Groups, the index of the table's rows, and where each of these is among those of the groups."""
+        frame = self._grouped(data)
+        batch, _ = self._encode_sequences(self.in_groups(frame), partial)
+        place = np.argsort(np.argsort(pd.factorize(frame[self.group])[0], kind="stable"))
+        return batch, frame.index, torch.from_numpy(place)
+
     def _read_rows(self, data: Table | SequenceTable, partial: bool = False) -> tuple[Batch, pd.Index]:
+        if self.structure.shared:
+            raise ModelError(
+                f"this is asked of rows one by one; those of a {self.group} share {listed(self.structure.shared)}: "
+                "log_likelihood, predict, posterior, impute and sample know that"
+            )
         table = known_table(data)
         if isinstance(table, Sequences | list | tuple):
             raise DataError("data are sequences, but the graph has no lagged edge")

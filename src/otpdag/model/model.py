@@ -31,6 +31,7 @@ from otpdag.errors import (
     check_seed,
 )
 from otpdag.likelihood import row_posterior, sequence_posterior
+from otpdag.likelihood.grouped_rows import draws_of_groups, shared_by_rows
 from otpdag.model import archive
 from otpdag.model.base import ModelBase
 from otpdag.problem import Problem
@@ -81,6 +82,8 @@ class Model(ModelBase):
         values, index = self._log_likelihoods(data, partial)
         if self.graph.is_dynamic:
             index = pd.RangeIndex(len(values), name="sequence")
+        if self.group:
+            index = pd.Index(self._grouped(data)[self.group].unique(), name=self.group)
         return pd.Series(values.numpy(), index=index, name="log_likelihood") if per_row else float(values.sum())
 
     def _log_likelihoods(
@@ -151,15 +154,21 @@ class Model(ModelBase):
         if node in self.structure.given:
             raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
         blank = data if node in self.graph.hidden else self._without(data, self._known_schema()[node].names)
-        batch, index = self._read_rows(blank, partial)
         notes: list[str] = []
-        expected = queries.believe(self.fitted, batch, node, notes).expected
+        if self.group:
+            groups, index, place = self._read_groups(blank, partial)
+            expected = queries.believe_in_groups(self.fitted, groups, node, notes)[place]
+        else:
+            batch, index = self._read_rows(blank, partial)
+            expected = queries.believe(self.fitted, batch, node, notes).expected
         return with_notes(pd.DataFrame(expected.numpy(), columns=list(columns), index=index), notes)
 
     def _without(self, data: Table | SequenceTable, names: Sequence[str]) -> pd.DataFrame:
         """The same table with empty cells in some columns."""
         schema = self._known_schema()
         frame = frame_of(data, {node: schema[node] for node in self.graph.observed})
+        if self.group:
+            frame = self._grouped(data)
         return frame.assign(**dict.fromkeys(names, np.nan))
 
     # -- queries --------------------------------------------------------------------------------------------------
@@ -454,7 +463,7 @@ class Model(ModelBase):
         """Draw rows from the model, hidden nodes too.
 
         Args:
-            rows: Number of rows; of sequences, if the graph has lagged edges.
+            rows: Number of rows; of sequences, if the graph has lagged edges; of groups, if rows of one share nodes.
             seed: Determines the draw.
             do: Interventions: nodes set to a value (or one value for each row), whatever their parents say; or a
                 function of the table as far as it is drawn, in which the node is as it would have been:
@@ -462,21 +471,28 @@ class Model(ModelBase):
             given: Values of the nodes that are Given, at least as many rows (or steps of all sequences). Values of
                 other nodes are refused: ``do`` sets them, and ``posterior`` and ``impute`` draw given what rows show.
             length: Steps of each sequence, if the graph has lagged edges; the table then has the columns ``sequence``
-                and ``time`` as well.
+                and ``time`` as well. Rows of each group (one if left out), whose numbers the table then has.
         """
         naturals, schema = self._fitted_naturals(), self._known_schema()
         rows, seed = check_count("rows", rows), check_seed(seed)
         cells = rows * (1 if length is None else check_count("length", length)) * len(self.graph.nodes)
         if cells > 2**31:
             raise ModelError(f"a sample has at most 2^31 cells, which memory may hold; got {cells}: draw fewer rows")
-        if self.graph.is_dynamic or length is not None:
+        if self.graph.is_dynamic or (length is not None and not self.group):
             return self._sample_sequences(rows, length, seed, do, given)
+        groups, rows = rows, rows * (length or 1)
         asked = check_mapping("do", do or {})
         settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in asked.items()}
         settings |= self._given_for(settings, given, rows)
         generator = torch.Generator().manual_seed(seed)
+        if self.group:
+            lengths = torch.full((groups,), length or 1)
+            settings = {**shared_by_rows(self.structure, naturals, lengths, generator), **settings}
         values = ancestral(self.structure, naturals, rows, generator, do=settings)
-        return decode({node: values[node][:1] for node in self.graph.nodes}, schema)
+        table = decode({node: values[node][:1] for node in self.graph.nodes}, schema)
+        if self.group:
+            table.insert(0, self.group, np.repeat(np.arange(groups), length or 1))
+        return table
 
     def _sample_sequences(
         self, sequences: int, length: int | None, seed: int, do: Mapping[str, Any] | None, given: Table | None
@@ -540,6 +556,10 @@ class Model(ModelBase):
                 f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
                 f"it was loaded: otpdag.load(path, maps={{{saved.kind!r}: {saved.kind}}})"
             )
+        if self.group:
+            groups, index, place = self._read_groups(data, partial)
+            drawn = draws_of_groups(self.fitted, groups, draws, seed)
+            return groups.steps.take(place), index, {node: value[place] for node, value in drawn.items()}
         batch, index = self._read(data, partial)
         if isinstance(batch, SequenceBatch):
             generator = torch.Generator().manual_seed(seed)
@@ -622,6 +642,8 @@ class Model(ModelBase):
             seed: Determines the model's samples.
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
+        if self.group:
+            raise ModelError(f"distance compares rows one by one; those of a {self.group} share hidden nodes")
         return transport_distance(self.fitted, self._read(data, partial)[0], check_seed(seed))
 
     def plan(self, data: Table, *, seed: int = 0, partial: bool = False, rows: int = 1000) -> Plan:

@@ -121,8 +121,8 @@ def score_to(model: Model, data: Any, out: str | Path) -> float:
 
 def _blocks(model: Model, data: Any, draws: int, most: int = 2**21) -> ArrowParts:
     """The table in blocks, so small that at most so many draws of all rows together are held at a time."""
-    if model.graph.is_dynamic:
-        raise ModelError("rows of sequences depend on each other: read the table, and use the method of the model")
+    if model.graph.is_dynamic or model.structure.shared:
+        raise ModelError("rows of sequences and groups are not alone: read the table, and use the method of the model")
     table = data if isinstance(data, Partitioned) else Partitioned(data)
     if is_dask(table.data):
         raise DataError("a Dask frame has its own way, frame.map_partitions with model.impute: see docs/scale.md")

@@ -277,6 +277,8 @@ def _model(fitted: Fitted, of_tables: str = "") -> Model:
         raise ModelError(f"fitted must be an otp.Model or an otp.FitResult; got {type(fitted).__name__}")
     if of_tables and model.graph.is_dynamic:
         raise ModelError(f"{of_tables} draws tables; the graph has lagged edges: see plot_segments")
+    if of_tables and model.structure.shared:
+        raise ModelError(f"{of_tables} draws rows one by one; those of a {model.group} share hidden nodes")
     return model
 
 

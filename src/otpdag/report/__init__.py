@@ -152,6 +152,7 @@ def report_page(run: Run, table: pd.DataFrame | None = None, *, seed: int = 0, c
 def _sections(run: Run, table: pd.DataFrame | None, seed: int, command: str) -> Iterator[tuple[str, str]]:
     """Names and bodies, in the order of the page."""
     model, told = run.model, _told(run)
+    table = None if model.structure.shared else table  # its sections look at rows one by one
     check = None if table is None or model.graph.is_dynamic else s.claims(model, table, seed)
     yield "short", _short(run, told, check) + _facts(run, table)
     yield "graph", _graph(model, told)
