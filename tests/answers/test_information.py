@@ -33,6 +33,16 @@ def test_the_covariance_is_the_inverse_where_the_data_tell_something():
     assert whole.blur == 0.0
 
 
+@pytest.mark.parametrize(
+    ("curvatures", "is_maximum"),
+    [([], True), ([3.0], True), ([-3.0], False), ([0.5, 1, 2], True), ([-0.5, 1, 2], False)],
+)
+def test_a_likelihood_that_rises_somewhere_is_not_at_its_maximum(curvatures, is_maximum):
+    turned = np.linalg.qr(np.random.default_rng(1).normal(size=(len(curvatures), len(curvatures))))[0]
+    matrix = torch.as_tensor(turned * np.array(curvatures, dtype=float) @ turned.T)
+    assert Information(matrix).is_of_maximum is is_maximum
+
+
 def test_directions_that_nothing_is_told_of_have_no_variance():
     flat = torch.tensor([[1.0], [1.0], [0.0]]).double() / 2**0.5
     known = Information(torch.diag(torch.tensor([2.0, 3.0, 4.0]).double())).without(flat)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from itertools import combinations
 
 import numpy as np
 import ot
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.answers.transport import _steps
+from otpdag.engine.fit import recognise
 
 
 def pair(slope=2.0, rows=1500, seed=0):
@@ -115,3 +119,25 @@ def test_the_gap_closes_with_hidden_nodes_too(hidden):
     told = result.transport(table, etas=(1.0, 10.0, 100.0))
     assert (told["backward"].diff().dropna() > 0).all()
     assert 0 <= told["gap"].iloc[-1] < 0.05 < told["gap"].iloc[0]
+
+
+def test_steps_are_compared_beside_those_before_them_of_as_many_sequences_as_are_asked_for():
+    rng = np.random.default_rng(3)
+    sequences = [rng.normal(size=5) + 10.0 * number for number in range(7)]
+    sequences[0][2] = sequences[4][0] = np.nan
+    model = otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()})
+    otp.fit(model, sequences)
+    batch = recognise(model, sequences, weights=None, device="cpu", every_row=True).batch
+    data, draws = _steps(model.fitted, batch, torch.Generator().manual_seed(0), 14)
+    found = {tuple(one) for one in np.round(data["x"], 9).tolist()}
+    assert len(data["x"]) == len(found) == 14
+
+    def pairs(own):
+        mean, spread = np.nanmean(np.concatenate(own)), np.nanstd(np.concatenate(own))
+        told = [[now, before] for one in own for before, now in zip([one[0], *one[:-1]], one, strict=True)]
+        return set(map(tuple, np.round(np.nan_to_num((np.array(told) - mean) / spread), 9).tolist()))
+
+    assert sum(found < pairs(own) for own in combinations(sequences, 3)) == 1  # 14 / 5, rounded up
+    drawn = next(draws)["x"]
+    assert drawn.shape == data["x"].shape
+    assert ((drawn == 0) == (data["x"] == 0)).all()

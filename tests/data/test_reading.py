@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,47 @@ def test_files_of_other_programs(tmp_path):
     labels = {"agree": {1.0: "no", 2.0: "perhaps", 3.0: "yes"}}
     pyreadstat.write_sav(codes, str(tmp_path / "a.sav"), variable_value_labels=labels)
     assert read_table(tmp_path / "a.sav")["agree"].tolist() == ["no", "yes", "perhaps"]
+
+
+def test_damaged_files_of_other_programs_are_refused_by_an_error_of_ours(tmp_path):
+    pytest.importorskip("openpyxl")
+    pyreadstat = pytest.importorskip("pyreadstat")
+    table = pd.DataFrame({"x": np.arange(20.0), "k": list("abcd") * 5})
+    table.to_stata(tmp_path / "a.dta")
+    table.to_excel(tmp_path / "a.xlsx")
+    table.to_parquet(tmp_path / "a.parquet")
+    pyreadstat.write_sav(table, str(tmp_path / "a.sav"))
+    pyreadstat.write_por(table, str(tmp_path / "a.por"))
+    pyreadstat.write_xport(table, str(tmp_path / "a.xpt"))
+    rng = np.random.default_rng(5)
+    refused = 0
+    for path in sorted(tmp_path.iterdir()):
+        content = np.frombuffer(path.read_bytes(), np.uint8)
+        for cut in (0, 1, 50, len(content) // 2):
+            path.write_bytes(content[:cut].tobytes())
+            with pytest.raises(DataError, match=re.escape(f"{path}: cannot be read as a table: ")):
+                read_table(path)
+        for _ in range(6):
+            changed = content.copy()
+            changed[rng.integers(0, min(300, len(content)), 5)] = rng.integers(0, 256, 5)
+            path.write_bytes(changed.tobytes())
+            try:
+                read_table(path)
+            except DataError:
+                refused += 1
+    assert refused > 6
+
+
+def test_names_that_a_sheet_has_twice_are_refused(tmp_path):
+    pytest.importorskip("openpyxl")
+    pd.DataFrame([[1, 2, 3]], columns=["x", "y", "x"]).to_excel(tmp_path / "a.xlsx", index=False)
+    with pytest.raises(DataError, match="must have each column once; found 'x' twice"):
+        read_table(tmp_path / "a.xlsx")
+    for path in (None, 5, b"a.csv"):
+        with pytest.raises(DataError, match="path must be the path of a file; got"):
+            read_table(path)
+    with pytest.raises(DataError, match="separator must be text; got 5"):
+        read_table(tmp_path / "a.xlsx", separator=5)
 
 
 @pytest.mark.parametrize(

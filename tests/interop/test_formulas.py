@@ -289,6 +289,9 @@ def test_what_nothing_explains_is_correlated_unless_it_is_said_not_to_be(wellbei
         ("f =~ a + b\ng =~ c + d\ng ~~ 1*g\nf ~~ 1*f", "free its first loading"),
         ("y ~ a*x\nd := a*q", "of labels; there are 'a'"),
         ("y ~ a*x\nd := a*__import__('os')", "must be sums, products"),
+        ("y ~ a*x\nd := 1/0", "d := 1/0 must be sums, products"),
+        ("y ~ a*x\nd := a*10**400", "must be sums, products"),
+        ("y ~ a*x\nd := a*9**9**9**9", "must be sums, products"),
         ("y ~ a*x\nd := a*", "d := a\\* must be sums, products"),
     ],
 )

@@ -115,6 +115,8 @@ def test_counts_of_windows_are_drawn_anew_where_few_of_them_count():
     counts = np.random.default_rng(3).poisson(4.0, (12, 8)).astype(float)
     problem, points = laid_out(hidden_markov(m.Poisson()), counts, otp.transport(points=64), 2)
     near, far = points + 1e-3, points + 2.0
+    assert problem.pace.steps == problem.direct.steps is not None
+    assert laid_out(hidden_markov(m.Normal()), counts, otp.transport(points=64), 2)[0].pace.steps is None
     assert problem.laid_out_for(near) is problem
     for other in (far, near[:1], torch.cat([near, near[:1]])):  # elsewhere, of fewer replicas, and of more
         anew = problem.laid_out_for(other)

@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
 import torch
+from scipy.interpolate import CubicSpline
 
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.cli.model_file import parse_model_file
 from otpdag.errors import ModelError
-from otpdag.mechanisms.terms import Terms, natural_spline
+from otpdag.mechanisms.terms import Terms, natural_spline, roughness
 from otpdag.spaces import Discrete, Real
 from otpdag.testing import check_mechanism
 
@@ -131,6 +132,31 @@ def test_natural_splines_are_smooth_and_straight_beyond_their_knots():
     assert float(second.diff(dim=0).abs().max()) < 0.2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_splines_are_those_of_scipy_and_bend_as_much_as_they_say(seed):
+    rng = np.random.default_rng(seed)
+    knots = np.sort(rng.uniform(-3, 8, 4 + seed))
+    first, width = knots[0], knots[-1] - knots[0]
+    at = np.linspace(first - width, first + 2 * width, 4001)
+    found, at_knots = (
+        natural_spline(torch.as_tensor(one).unsqueeze(-1), torch.as_tensor(knots)).numpy() for one in (at, knots)
+    )
+    np.testing.assert_allclose(found[:, 0], (at - first) / width)
+    np.testing.assert_allclose(at_knots[:, 1:].T @ at_knots[:, 1:] / len(knots), np.eye(len(knots) - 2), atol=1e-9)
+    assert (at_knots[-1, 1:] > 0).all()
+    expected = CubicSpline((knots - first) / width, at_knots, bc_type="natural")
+    scaled = (at - first) / width
+    inside = (scaled >= 0) & (scaled <= 1)
+    np.testing.assert_allclose(found[inside], expected(scaled[inside]), atol=1e-9)
+    for end, side in ((0.0, scaled < 0), (1.0, scaled > 1)):  # straight lines go on
+        line = expected(end) + np.outer(scaled[side] - end, expected(end, 1))
+        np.testing.assert_allclose(found[side], line, atol=1e-9)
+    places = np.linspace(0, 1, 20_001)
+    bends = expected(places, 2)
+    products = np.trapezoid(bends[:, :, None] * bends[:, None], places, axis=0)
+    np.testing.assert_allclose(roughness(torch.as_tensor(knots)), products, rtol=1e-4, atol=1e-3 * products.max())
+
+
 def test_model_files_have_terms(table):
     text = """
     edges: [[load, price], [season, price]]
@@ -198,3 +224,21 @@ def test_terms_of_a_vector_are_a_regression_of_each_coordinate():
     expected = np.linalg.lstsq(columns, v, rcond=None)[0]
     np.testing.assert_allclose(np.vstack([own["loc"], own["weight"]]), expected, rtol=1e-5)
     np.testing.assert_allclose(own["scale"], (v - columns @ expected).std(0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(load + season)**60 + town", "written out it may have more than 10000 terms"),
+        ("load" + "".join(f" * I(load + {n})" for n in range(40)), "written out it may have more than 10000 terms"),
+        ("((load + town)**9)**9", "written out it may have more than 10000 terms"),
+        ("load + season | town", "a formula has one part here"),
+        ("I(load + 1/0)", "is no number that its parents"),
+        ("I(load * 9**9**9**9)", "is no number that its parents"),
+        ("I(load + (-8)**0.5)", "is no number that its parents"),
+        ("I(" + "load + " * 3000 + "load)", "maximum recursion depth"),
+    ],
+)
+def test_formulas_without_end_are_refused_at_once(text, message):
+    with pytest.raises(ModelError, match=message):
+        Terms.read(text, FAMILY)

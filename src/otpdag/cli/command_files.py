@@ -39,14 +39,9 @@ def table_at(path: Path, separator: str | None = None, decimal: str | None = Non
             copy = Path(folder) / "standard-input.csv"
             copy.write_bytes(typer.get_binary_stream("stdin").read())
             return table_at(copy, separator, decimal)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DtypeWarning)  # mixed columns are told by their cell, later
-            table = read_table(path, separator=separator, decimal=decimal)
-    except DataError:
-        raise
-    except (ValueError, OSError, OverflowError, MemoryError) as error:  # pandas' parser errors are ValueErrors
-        raise DataError(f"{path}: cannot be read as a table: {error}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DtypeWarning)  # mixed columns are told by their cell, later
+        table = read_table(path, separator=separator, decimal=decimal)
     if path.suffix in TEXTS:
         _check_shape(path, recognise(path, separator, decimal))
     if table.attrs["read_as"]:

@@ -82,6 +82,8 @@ def read_table(path: str | Path, *, separator: str | None = None, decimal: str |
     Raises:
         DataError: The file is of another kind, does not exist, or needs a package that is not installed.
     """
+    if not isinstance(path, str | Path):
+        raise DataError(f"path must be the path of a file; got {path!r}")
     path = Path(path)
     ending = path.suffix.lower()
     if ending not in (*TEXTS, *_READERS):
@@ -90,13 +92,17 @@ def read_table(path: str | Path, *, separator: str | None = None, decimal: str |
         raise DataError(f"path must be a file that exists; got {str(path)!r}")
     if decimal not in (None, ".", ","):
         raise DataError(f"decimal must be '.' or ','; got {decimal!r}")
-    if ending in TEXTS:
-        return _read_text(path, separator, decimal)
-    package, read = _READERS[ending]
+    if not isinstance(separator, str | None):
+        raise DataError(f"separator must be text; got {separator!r}")
+    package, read = _READERS.get(ending, ("pandas", partial(_read_text, separator=separator, decimal=decimal)))
     try:
         table = read(path)
+    except DataError:
+        raise
     except ImportError as error:
         raise DataError(f"path {str(path)!r} needs the package {package}: pip install {package}") from error
+    except Exception as error:  # what damaged files do to the packages that read them has no end
+        raise DataError(f"{path}: cannot be read as a table: {error or type(error).__name__}") from None
     table.attrs.setdefault("read_as", [])
     return table
 
@@ -108,15 +114,20 @@ def _read_text(path: Path, separator: str | None, decimal: str | None) -> pd.Dat
     form = recognise(path, separator, decimal)
     layout: dict[str, Any] = {"sep": form.separator, "encoding": form.encoding, "skiprows": form.skipped}
     layout["engine"] = "python" if form.separator == r"\s+" else None
-    names = pd.read_csv(path, header=None, nrows=1, dtype=str, **layout).iloc[0].dropna()
-    if names.duplicated().any():  # pandas would call the second one by another name
-        twice = names[names.duplicated()].iloc[0]
-        raise DataError(f"path {str(path)!r} must have each column once; found {twice!r} twice")
+    _check_names(path, pd.read_csv(path, header=None, nrows=1, dtype=str, **layout))
     texts = dict.fromkeys(form.texts, str)
     table = pd.read_csv(path, decimal=form.decimal, thousands=form.thousands, dtype=texts, **layout)
     told = form.told("\t" if path.suffix.lower() in (".tsv", ".tab") else ",")
     table.attrs |= {"plain": form.is_plain, "read_as": told}
     return table
+
+
+def _check_names(path: Path, header: pd.DataFrame) -> None:
+    """Refuse a name that is there twice: pandas would call the second one otherwise."""
+    names = header.iloc[:1].stack()
+    if names.duplicated().any():
+        twice = names[names.duplicated()].iloc[0]
+        raise DataError(f"path {str(path)!r} must have each column once; found {twice!r} twice")
 
 
 def recognise(path: Path, separator: str | None = None, decimal: str | None = None) -> Form:
@@ -203,6 +214,7 @@ def _all_grouped(cells: Sequence[str], by: str) -> bool:
 def _excel(path: Path) -> pd.DataFrame:
     sheets = pd.read_excel(path, sheet_name=None, dtype=object)  # text of digits stays text, as in the file
     first, *others = [name for name, table in sheets.items() if not table.empty] or list(sheets)
+    _check_names(path, pd.read_excel(path, sheet_name=first, header=None, nrows=1))
     table = sheets[first].infer_objects()
     table.attrs["read_as"] = [f"the sheet {first!r} of several ({listed(others)} left out)"] if others else []
     return table

@@ -36,7 +36,7 @@ from otpdag.graph import Graph
 from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import start, tie
-from otpdag.mechanisms.terms import FUNCTIONS, evaluated, is_arithmetic, names_in, parsed
+from otpdag.mechanisms.terms import FUNCTIONS, evaluated, is_computable, names_in, parsed
 from otpdag.model import Model
 from otpdag.problem import Problem
 from otpdag.structure import Naturals
@@ -517,7 +517,7 @@ def _defined(name: str, text: str, labelled: Mapping[str, Tensor]) -> Tensor:
     """A number that is computed of labelled ones, by sums, products, powers and some functions."""
     how = text.replace("^", "**")
     tree = parsed(how)
-    if tree is None or not is_arithmetic(tree) or not labelled.keys() >= set(names_in(how)):
+    if tree is None or not is_computable(tree) or not labelled.keys() >= set(names_in(how)):
         raise ModelError(
             f"{name} := {text} must be sums, products, powers, {', '.join(FUNCTIONS)} of labels; there are "
             f"{listed(sorted(labelled)) or 'none'}"

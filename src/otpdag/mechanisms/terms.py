@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -296,24 +297,42 @@ def roughness(knots: Tensor | None) -> Tensor:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _expanded(text: str, node: str, left: str) -> list[Any]:
-    """The terms of a formula, its operators written out."""
+def _expanded(text: str, node: str, left: str, most: int = 10_000) -> list[Any]:
+    """The terms of a formula, at most so many, its operators written out."""
     from formulaic.errors import FormulaicError  # takes half a second to import
     from formulaic.parser import DefaultFormulaParser
 
     try:
+        if "|" in text:
+            raise ValueError("a formula has one part here, and no '|'")
+        if _size(DefaultFormulaParser().get_ast(text), most) > most:
+            raise ValueError(f"written out it may have more than {most} terms")
         formula = DefaultFormulaParser().get_terms(text)
         sides = formula._structure
         given = [str(term) for term in sides.get("lhs", ())]
         right = list(sides["rhs"] if "rhs" in sides else sides["root"])
-    except (FormulaicError, KeyError, SyntaxError, TypeError, ValueError) as error:
+    except (FormulaicError, KeyError, SyntaxError, TypeError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"node {node!r}: terms must be a formula such as 'x + C(z)'; got {text!r}: {reason}") from None
+        shown = f"node {node!r}: terms must be a formula such as 'x + C(z)'; got {text!r:.200}: {reason}"
+        raise ModelError(shown) from None
     if given not in ([], [left]):
         raise ModelError(f"node {node!r}: on the left of a formula must stand {left!r}; got {text!r}")
     if not right:
         raise ModelError(f"node {node!r}: terms must name something; got {text!r}")
     return right
+
+
+def _size(tree: Any, most: int) -> int:
+    """How many terms a formula may have at most; no more than is needed to see that these are too many."""
+    operator = getattr(tree, "operator", None)
+    sizes = [min(_size(one, most), most + 1) for one in (tree.args if operator else ())]
+    match operator and operator.symbol:
+        case "**" | "^":
+            power = str(tree.args[1])
+            return sizes[0] ** min(int(power), most) if power.isdigit() else 1
+        case "*" | ":" | "/" | "in":
+            return (1 + sizes[0]) * (1 + sizes[1])
+    return sum(sizes) or 1
 
 
 def _factor(text: str, family: Family) -> Factor:
@@ -348,7 +367,7 @@ def _check_numbers(of: str, text: str, family: Family) -> None:
     """Refuse an expression that is not one of parents that are single numbers."""
     known = {name for name, space in family.continuous if space.width == 1}
     tree = parsed(of)
-    wrong = "" if tree is not None and names_in(of) and is_arithmetic(tree) else text
+    wrong = "" if tree is not None and names_in(of) and is_computable(tree) else text
     wrong = wrong or next((name for name in names_in(of) if name not in known), "")
     if wrong:
         parents = listed([name for name, _ in family.parents]) or "none"
@@ -356,6 +375,15 @@ def _check_numbers(of: str, text: str, family: Family) -> None:
             f"node {family.node!r}: {wrong!r} in its terms is no number that its parents ({parents}) tell; a term is "
             f"{KINDS}, or a product of these"
         )
+
+
+def is_computable(tree: ast.expr) -> bool:
+    """Whether an expression is arithmetic, of numbers that can be computed: neither ``1 / 0`` nor ``9**9**9``."""
+    try:
+        ones: Mapping[str, Tensor] = defaultdict(lambda: torch.ones(1))
+        return is_arithmetic(tree) and torch.as_tensor(evaluated(tree, ones)).is_floating_point()
+    except (ArithmeticError, RecursionError):
+        return False
 
 
 def is_arithmetic(tree: ast.expr) -> bool:
@@ -396,7 +424,7 @@ def evaluated(tree: ast.expr | None, parents: Parents) -> Any:
         case ast.Name(id=name):
             return parents[name]
         case ast.Constant(value=value):
-            return value
+            return float(value)  # type: ignore[arg-type]  # powers of whole numbers have no end
         case ast.BinOp(left=left, op=op, right=right):
             return OPERATORS[type(op)](evaluated(left, parents), evaluated(right, parents))
         case ast.UnaryOp(op=op, operand=one):
