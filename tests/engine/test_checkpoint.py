@@ -370,7 +370,19 @@ def test_equal_contents_have_one_fingerprint_and_others_another():
     def helper(x):
         return x + 1
 
+    def inside(factor):
+        own = {"FACTOR": factor}
+        exec("def f(x):\n    return (lambda: FACTOR * x)()", own)
+        return own["f"]
+
+    def levels(*order, ordered=False):
+        return pd.DataFrame({"k": pd.Categorical(["low", "high"], categories=order, ordered=ordered)})
+
     different = [
+        *(inside(1.0), inside(2.0), torch.ones(2).bfloat16(), 2 * torch.ones(2).bfloat16(), torch.eye(2).to_sparse()),
+        *(levels("low", "high"), levels("high", "low"), levels("low", "high", ordered=True)),
+        *(pd.DataFrame({1: [1]}), pd.DataFrame({"1": [1]})),
+        *(pd.DataFrame({"k": pd.Series(cells, dtype=object)}) for cells in ([1, "1"], ["1", 1])),
         *(1, 1.0, True, "1", b"1", None, (1,), [1], {1}, {1: 1}, np.int64(1), np.ones(1), torch.ones(1)),
         *(
             counts,

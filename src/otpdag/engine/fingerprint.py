@@ -65,14 +65,18 @@ def _pieces(value: Any) -> Iterator[Any]:
         case None | bool() | int() | float() | complex() | str() | bytes():
             yield repr(value).encode("utf-8", "surrogatepass")
         case Tensor():
-            yield str(value.device)
-            yield value.detach().cpu().numpy()
+            yield f"{value.device} {value.dtype}"
+            dense = value.detach().cpu().to_dense()
+            yield (dense.double() if value.dtype.itemsize < 4 and value.is_floating_point() else dense).numpy()
         case np.ndarray():
             yield f"{value.dtype} {value.shape}".encode()
             yield value.tolist() if value.dtype.hasobject else np.ascontiguousarray(value).tobytes()
         case pd.DataFrame() | pd.Series() | pd.Index():
             frame = value if isinstance(value, pd.DataFrame) else value.to_frame()
-            yield [(str(name), str(kind)) for name, kind in frame.dtypes.items()]
+            yield [
+                (name, str(kind), *_kinds_of_cells(frame.iloc[:, at]))
+                for at, (name, kind) in enumerate(frame.dtypes.items())
+            ]
             yield pd.util.hash_pandas_object(frame, index=not isinstance(value, pd.DataFrame)).to_numpy()
         case _ if sparse.issparse(value):
             rows = cast(Any, value).tocsr()
@@ -102,6 +106,14 @@ def _pieces(value: Any) -> Iterator[Any]:
             yield from _pieces_by_itself(value)
 
 
+def _kinds_of_cells(column: pd.Series) -> Iterator[Any]:
+    """What pandas' hash of a column leaves out: the order of categories, and of what type each object is."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        yield [column.dtype.categories.tolist(), bool(column.dtype.ordered)]
+    elif column.dtype == object:
+        yield " ".join(type(cell).__qualname__ for cell in column)
+
+
 def _of_part(part: pd.DataFrame, number: int) -> bytes:
     return _digest(part, {})
 
@@ -120,11 +132,19 @@ def _pieces_of_code(value: Any) -> Iterator[Any]:
     if not made_here and (installed or module.partition(".")[0] in {*sys.stdlib_module_names, "otpdag"}):
         yield str(getattr(package, "__version__", ""))
     elif isinstance(value, types.FunctionType):
-        named = inspect.getclosurevars(value)
-        yield [value.__code__, value.__defaults__, value.__kwdefaults__, named.nonlocals, named.globals]
+        shared, names = value.__globals__, sorted(set(_names_in(value.__code__)))
+        yield [value.__code__, value.__defaults__, value.__kwdefaults__, inspect.getclosurevars(value).nonlocals]
+        yield {name: shared[name] for name in names if name in shared}
     elif isinstance(value, type):
         own = {name: _inner(item) for name, item in vars(value).items() if name != "_abc_impl"}
         yield [value.__bases__, {name: item for name, item in own.items() if name[:2] != "__" or callable(item)}]
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    """What a function refers to, and what is defined in it."""
+    yield from code.co_names
+    for one in code.co_consts:
+        yield from _names_in(one) if isinstance(one, types.CodeType) else ()
 
 
 def _inner(member: Any) -> Any:
