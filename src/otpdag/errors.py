@@ -5,11 +5,13 @@ name in a file must not move a terminal's cursor.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+T = TypeVar("T")
 
 
 class OtpdagError(Exception):
@@ -29,7 +31,10 @@ class DataError(OtpdagError, ValueError):
 
 
 class OutOfTime(OtpdagError):
-    """The time limit of a fit went by in the middle of a step; the search catches it and keeps what it has."""
+    """The time limit of a fit went by: before the first step, when there is nothing to keep.
+
+    In the middle of a step the search catches it, and keeps what it has.
+    """
 
 
 if TYPE_CHECKING:
@@ -137,7 +142,18 @@ def check_time() -> None:
     """Give up in the middle of a long sum that somebody no longer waits for."""
     is_late = _is_late.get()
     if is_late is not None and is_late():
-        raise OutOfTime("the time limit went by")
+        raise OutOfTime(
+            "the time limit went by while it was planned how to sum over what rows do not show: there is no estimate; "
+            "allow more time, take a part of the rows, or use method='transport'"
+        )
+
+
+def until_late(values: Iterable[T]) -> Iterator[T]:
+    """The first of some values that are made one by one, and the others until it is late."""
+    for value in values:
+        yield value
+        if (is_late := _is_late.get()) is not None and is_late():
+            return
 
 
 def check_seed(seed: object) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,13 +21,18 @@ def ancestral(
     generator: torch.Generator,
     *,
     do: Mapping[str, Tensor | Callable[[Mapping[str, Tensor]], Tensor]] | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """Draw every node from its mechanism, in topological order; nodes in ``do`` are set instead: (1, rows, width).
 
-    A function in ``do`` is given what was drawn so far, the node itself as it would have been included.
+    A function in ``do`` is given what was drawn so far, the node itself as it would have been included. ``only`` some
+    nodes are drawn, with their ancestors, where it names them.
     """
     values: dict[str, Tensor] = {}
+    above = None if only is None else {name for node in only for name in (node, *structure.graph.ancestors(node))}
     for node in structure.graph.order:
+        if above is not None and node not in above:
+            continue
         action = None if do is None else do.get(node)
         if isinstance(action, Tensor):
             values[node] = action.expand(-1, rows, -1)

@@ -130,6 +130,89 @@ def test_bootstrap_intervals_carry_the_same_verdict():
     assert notes[["y.weight[u]", "y.weight[x]"]].tolist() == ["not identified"] * 2
 
 
+@pytest.mark.parametrize("kind", ["normal", "categories"])
+def test_all_that_is_made_of_parameters_carries_the_verdict(kind, tmp_path):
+    """Of the bow: what is done and what is hidden is not told; what is seen of what is seen is."""
+    table, mechanisms = of_bow(kind, np.random.default_rng(5))
+    model, few = otp.Model(BOW, mechanisms), table.head(30)
+    otp.fit(model, table, seed=0)
+    model.save(tmp_path / "bow.zip")
+    for one in (model, otp.load(tmp_path / "bow.zip")):
+        for answer in (
+            one.query("y", do={"x": 1}),
+            one.query("u", given={"x": 1, "y": 1}),
+            one.predict(few, "u"),
+            one.posterior(few, draws=2),
+            one.counterfactual(few, {"x": 1}),
+        ):
+            assert "other parameters fit the data as well" in answer.attrs["not identified"]
+        assert one.effect("x", "y").identification.told is False
+        for answer in (one.query("y", given={"x": 1}), one.predict(few, "y"), one.predict(few, "x")):
+            assert answer.attrs["not identified"] == ""
+    model.set_params(model.params())  # parameters that are given by hand are known
+    assert model.predict(few, "u").attrs["not identified"] == ""
+
+
+def test_answers_by_an_instrument_or_a_front_door_are_told():
+    rng = np.random.default_rng(3)
+    z, u, noise, other = rng.normal(size=(4, 1000))
+    x = z + 0.8 * u + noise
+    through = 0.7 * x + rng.normal(size=1000)
+    instrument = pd.DataFrame({"z": z, "x": x, "y": 0.5 * x + 0.9 * u + other})
+    mediated = pd.DataFrame({"x": x, "w": through, "y": 0.9 * through + 0.9 * u + other})
+    for edges, table, by_graph in (
+        ([("z", "x"), ("u", "x"), ("u", "y"), ("x", "y")], instrument, "not identified by the graph alone"),
+        ([("u", "x"), ("u", "y"), ("x", "w"), ("w", "y")], mediated, ""),
+    ):
+        graph = otp.Graph(edges, hidden=["u"])
+        model = otp.Model(graph, {node: m.Normal() for node in graph.nodes})
+        otp.fit(model, table, seed=0)
+        for answer in (model.query("y", do={"x": 1}), model.counterfactual(table.head(20), {"x": 1})):
+            assert answer.attrs["not identified"].startswith(by_graph)
+            assert "fit the data as well" not in answer.attrs["not identified"]
+            assert by_graph or not answer.attrs["not identified"]
+
+
+def test_collinear_columns_do_not_tell_what_lies_beside_them():
+    rng = np.random.default_rng(4)
+    a = rng.normal(size=500)
+    table = pd.DataFrame({"a": a, "b": 2 * a, "y": a + rng.normal(size=500)})
+    model = otp.Model(otp.Graph([("a", "y"), ("b", "y")]), {node: m.Normal() for node in "aby"})
+    otp.fit(model, table, seed=0)
+    assert "something else of y" in model.query("y", given={"a": 1.0, "b": -2.0}).attrs["not identified"]
+    assert model.predict(table, "y").attrs["not identified"] == ""
+
+
+def test_a_direct_effect_beside_an_unseen_cause_of_mediator_and_outcome_is_not_identified():
+    """The treatment is as good as randomised, and its whole effect told; along which path it goes is not."""
+    rng = np.random.default_rng(6)
+    t, u, noise, other = rng.normal(size=(4, 1500))
+    w = 0.7 * t + u + noise
+    table = pd.DataFrame({"t": t, "w": w, "y": 0.4 * t + 0.5 * w + u + other})
+    graph = otp.Graph([("t", "w"), ("t", "y"), ("w", "y"), ("u", "w"), ("u", "y")], hidden=["u"])
+    result = otp.fit(otp.Model(graph, {node: m.Normal() for node in graph.nodes}), table, seed=0)
+    total = result.effect("t", "y").table.iloc[0]
+    assert total["lower"] < 0.75 < total["upper"]
+    for path in ("direct", "indirect"):
+        effect = result.effect("t", "y", path=path)
+        assert effect.table["lower"].isna().all()
+        assert str(effect.identification).startswith("not identified: other values")
+        assert not result.model.effect("t", "y", path=path).identification
+
+
+def test_several_nodes_that_are_set_and_what_is_given_count_for_the_graph():
+    edges = [("u", "x"), ("u", "y"), ("x", "y"), ("z", "x"), ("z", "y"), ("u", "w")]
+    graph = otp.Graph(edges, hidden=["u"])
+    model = otp.Model(graph, {node: m.Bernoulli() for node in graph.nodes})
+    model.set_params({n: {"probs": np.full((2,) * (1 + len(graph.parents(n))), 0.5)} for n in graph.nodes})
+    verdict = "not identified"
+    assert model.query("y", do={"x": 1, "z": 0}).attrs[verdict].startswith("not identified by the graph alone")
+    assert model.query("z", do={"x": 1, "y": 0}).attrs[verdict] == ""
+    assert model.query("y", do={"z": 1}, given={"w": 1}).attrs[verdict] == ""
+    assert model.query("y", do={"z": 1}, given={"u": 1}).attrs[verdict].startswith("not identified by the graph alone")
+    assert not model.effect("z", "y", on={"u": 1}).identification
+
+
 # -- categories, paths and words ---------------------------------------------------------------------------------------
 
 

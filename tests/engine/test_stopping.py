@@ -1,5 +1,6 @@
 """Fits that are ended before their end: what they leave, and that a checkpoint of them loses nothing."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, OutOfTime
 
 pytestmark = pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 
@@ -110,6 +111,32 @@ def test_the_time_limit_ends_a_fit_with_the_best_so_far():
     assert "the time limit of 0.5 s was reached after" in result.status.reason
     assert "checkpoint" in result.status.advice
     assert np.isfinite(model.params()["x"]["loc"]).all()
+
+
+@pytest.fixture
+def a_second_at_each_look(monkeypatch):
+    """A clock that goes on by a second whenever it is looked at, so that tests do not depend on the machine."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
+
+
+def test_the_time_limit_holds_while_sums_are_planned(a_second_at_each_look):
+    """Every row misses other cells, and so needs a plan of its own."""
+    rng = np.random.default_rng(5)
+    names = [f"x{i}" for i in range(6)]
+    rows = pd.DataFrame(rng.normal(size=(60, 6)), columns=names).assign(y=rng.integers(0, 2, 60))
+    gaps = rows.mask(rng.random(rows.shape) < 0.4)
+    model = otp.Model(otp.Graph([(x, "y") for x in names]), {**{x: m.Gamma() for x in names}, "y": m.Bernoulli()})
+    with pytest.raises(OutOfTime, match="time limit went by while it was planned how to sum"):
+        otp.fit(model, gaps.abs(), time_limit=3, seed=0)
+    assert not model.is_fitted
+
+
+def test_no_more_starts_are_guessed_when_the_time_is_up(a_second_at_each_look):
+    result = otp.fit(mixture(), table(), time_limit=2, seed=0, restarts=16)
+    assert not result.status.converged
+    assert len(result.restarts) < 5
+    assert np.isfinite(result.model.params()["x"]["loc"]).all()
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), "5", True])

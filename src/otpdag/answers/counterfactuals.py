@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otpdag.answers.queries import believe, with_nodes_set
+from otpdag.answers.queries import Belief, believe, moved_answers, with_nodes_set
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.graph import Graph, reachable
@@ -128,6 +128,22 @@ def counterfactual_worlds(
         if len(worlds.row) > most:
             raise ModelError(f"a counterfactual has over {most} cases at node {node!r}: ask for fewer rows at a time")
     return worlds
+
+
+def untold_counterfactuals(
+    fitted: Fitted, batch: Batch, settings: Mapping[str, Setting], nodes: Sequence[str], *, draws: int, seed: int
+) -> list[str]:
+    """Nodes of which the answers, in the first rows, are not told: other parameters fit the data as well."""
+    few = batch.first(20)
+    own = {n: s if callable(s) else s.expand(1, batch.rows, -1)[:, : few.rows] for n, s in settings.items()}
+
+    def about(at: Fitted, node: str) -> Belief:
+        worlds = counterfactual_worlds(at, few, own, draws=draws, seed=seed)
+        change = worlds.weight.unsqueeze(-1) * (worlds.after[node] - worlds.before[node]).abs()
+        is_discrete = fitted.structure.mechanisms[node].space.is_discrete
+        return Belief(worlds.expected(node, few.rows), None if is_discrete else (change.sum(0) / few.rows).square())
+
+    return moved_answers(fitted, nodes, about)
 
 
 def _has_intervals(mechanism: Mechanism) -> bool:

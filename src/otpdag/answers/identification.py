@@ -8,7 +8,7 @@ Pearl (2006), decides whether :math:`P(y \mid do(t))` is a function of the obser
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -116,8 +116,50 @@ def identify(graph: Graph, treatment: str, outcome: str) -> Identification:
     if between is not None:
         return Identification(treatment, outcome, True, "front-door", between)
     mixed = MixedGraph.projected(graph)
-    if mixed.identifies(treatment, outcome):
+    if mixed.identifies([treatment], [outcome]):
         return Identification(treatment, outcome, True, "do-calculus")
+    return Identification(treatment, outcome, False, confounders=_confounders(graph, treatment, outcome))
+
+
+def identify_all(graph: Graph, treatments: Sequence[str], outcome: str, given: Sequence[str] = ()) -> Identification:
+    """The same of several nodes that are set at once, or of an outcome given what other nodes show.
+
+    An outcome counts as identified where it is together with what is given.
+
+    >>> graph = Graph([("u", "t"), ("u", "y"), ("t", "y"), ("u", "w")], hidden=["u"])
+    >>> bool(identify_all(graph, ["t", "w"], "y")), bool(identify_all(graph, ["t"], "y", ["w"]))
+    (False, False)
+    """
+    if len(treatments) == 1 and not given:
+        return identify(graph, treatments[0], outcome)
+    asked, names = (outcome, *given), _listed(treatments)
+    if not {node for one in treatments for node in graph.descendants(one)} & set(asked):
+        return Identification(names, outcome, True, "no effect")
+    unseen = tuple(node for node in (*treatments, *asked) if node in graph.hidden)
+    if not unseen and MixedGraph.projected(graph).identifies(treatments, asked):
+        return Identification(names, outcome, True, "do-calculus")
+    return Identification(names, outcome, False, confounders=unseen or _confounders(graph, treatments[0], outcome))
+
+
+def identify_path(graph: Graph, whole: Identification) -> Identification:
+    """Of a whole effect the part along the edge alone, or along all other paths (Shpitser, 2013).
+
+    None is identified where the outcome and a node through which the others begin have an unseen common cause.
+
+    >>> graph = Graph([("t", "m"), ("t", "y"), ("m", "y"), ("u", "m"), ("u", "y")], hidden=["u"])
+    >>> bool(identify_path(graph, identify(graph, "t", "y")))
+    False
+    """
+    treatment, outcome = whole.treatment, whole.outcome
+    if not whole or treatment not in graph.parents(outcome) or whole.by == "no effect":
+        return whole
+    mixed = MixedGraph.projected(graph)
+    needed = mixed.ancestors([outcome], frozenset(mixed.parents) - {treatment})
+    joined = next(group for group in mixed.components(needed) if outcome in group)
+    edges = [edge for edge in graph.edges if edge != (treatment, outcome)]
+    others = MixedGraph.projected(Graph(edges, nodes=graph.nodes, hidden=graph.hidden)).parents
+    if not any(treatment in others[node] for node in joined):
+        return whole
     return Identification(treatment, outcome, False, confounders=_confounders(graph, treatment, outcome))
 
 
@@ -209,11 +251,10 @@ class MixedGraph:
         joined = {node: own & within for node, own in self.siblings.items()}
         return list({frozenset(reachable([node], joined)): None for node in self.parents if node in within})
 
-    def identifies(self, treatment: str, outcome: str) -> bool:
+    def identifies(self, treatments: Collection[str], outcomes: Collection[str]) -> bool:
         """Whether every factor of the intervened distribution follows from one of the observed distribution."""
         every = frozenset(self.parents)
-        rest = every - {treatment}
-        needed = self.ancestors([outcome], rest)
+        needed = self.ancestors(outcomes, every - set(treatments))
         whole = self.components(every)
         for part in self.components(needed):
             around = next(group for group in whole if part <= group)

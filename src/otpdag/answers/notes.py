@@ -129,13 +129,13 @@ def _configuration(fitted: Fitted, mechanism: Mechanism, row: int) -> str:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def notes_on_rows(fitted: Fitted, batch: Batch, problem: Units | None) -> list[str]:
+def notes_on_rows(fitted: Fitted, batch: Batch, flat: Sequence[FlatDirection]) -> list[str]:
     """Logits that separate their categories, parameters that are not determined, dependence that the graph denies.
 
     Args:
         fitted: The model.
         batch: Rows that it was fitted to.
-        problem: What was minimised, as a mean over rows; None if parameters are not to be looked at.
+        flat: What the rows do not notice.
     """
     logits = (n for n, one in fitted.structure.mechanisms.items() if isinstance(one, Categorical) and not one.is_table)
     separated = [node for node in logits if _is_separated(fitted, node, batch)]
@@ -145,8 +145,7 @@ def notes_on_rows(fitted: Fitted, batch: Batch, problem: Units | None) -> list[s
         for node in separated
     ]
     notes += _notes_on_tables(fitted, batch.rows)
-    if problem is not None:
-        notes += _notes_on_identification(fitted, problem, separated)
+    notes += _notes_on_identification(fitted, flat, separated)
     return notes + _notes_on_independence(fitted, batch)
 
 
@@ -307,13 +306,13 @@ class FlatDirection:
         return {node for node, _, _ in self.names}
 
 
-def _notes_on_identification(fitted: Fitted, problem: Units, told: Collection[str]) -> list[str]:
+def _notes_on_identification(fitted: Fitted, flat: Sequence[FlatDirection], told: Collection[str]) -> list[str]:
     """Parameters that the data do not determine, those of the same nodes together.
 
     ``told`` are nodes of which other notes say that their parameters mean nothing.
     """
     sets: list[list[FlatDirection]] = []
-    for direction in flat_directions(problem, point_of(fitted, problem.shapes)):
+    for direction in flat:
         if not direction.nodes <= set(told):
             near = [own for own in sets if any(direction.nodes & one.nodes for one in own)]
             sets = [own for own in sets if own not in near]

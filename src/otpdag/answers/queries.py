@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
-from otpdag.answers.identification import Identification, identify
+from otpdag.answers.identification import Identification, identify_all, identify_path
 from otpdag.answers.notes import point_of, row_information
 from otpdag.answers.standard_errors import Errors, Information, delta_errors, information_at
 from otpdag.data import Batch, Schema, decode
@@ -36,7 +36,7 @@ from otpdag.likelihood.elimination.evidence import moved
 from otpdag.likelihood.elimination.layout import lay_out_within
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
 from otpdag.likelihood.grouped_rows import given_shared, owners, placed_shares, rows_at
-from otpdag.likelihood.row_posterior import BUDGET, Fitted, posterior_draws
+from otpdag.likelihood.row_posterior import BESIDE, BUDGET, Fitted, posterior_draws
 from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Buffered, Family, buffers_of
@@ -57,6 +57,11 @@ class Belief:
 
     expected: Tensor
     variance: Tensor | None = None
+
+    @property
+    def unit(self) -> Tensor:
+        """What a move of one in raw parameters may change it by: a number's spread, a quarter of a probability."""
+        return torch.full_like(self.expected, 0.25) if self.variance is None else self.variance.sqrt()
 
 
 def with_nodes_set(fitted: Fitted, done: Collection[str] = (), shown: Collection[str] = ()) -> Fitted:
@@ -125,6 +130,22 @@ def believe_in_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: li
         return (share * at).sum(1)[owner][:, [structure.shared.index(node)]]
     each = believe(given_shared(fitted), rows_at(structure, batch, at), node, notes).expected
     return (share[owner].transpose(0, 1) * each.unflatten(0, (-1, batch.rows))).sum(0)
+
+
+def moved_answers(
+    fitted: Fitted, nodes: Iterable[str], about: Callable[[Fitted, str], Belief], least: float = 0.05
+) -> list[str]:
+    """Nodes about which an answer moves where parameters fit the data as well.
+
+    Along directions that are known up to a few hundredths, it may move by ``least`` of its unit for each of theirs.
+    """
+
+    def moved(node: str) -> float:
+        here = about(fitted, node)
+        there = torch.stack([about(replace(fitted, naturals=one), node).expected for one in fitted.beside])
+        return float(((there - here.expected).norm(dim=0) / (BESIDE * here.unit + 1e-15)).mean())
+
+    return [node for node in nodes if moved(node) > least] if fitted.beside else []
 
 
 def _by_draws(fitted: Fitted, batch: Batch, node: str, draws: int) -> Belief:
@@ -276,17 +297,26 @@ def effect_of(
         done = {treatment: first}
     question = Question(cut, batch_of(cut.structure, {**seen, **done}), outcome)
 
-    def means(naturals: Naturals) -> Tensor:
+    def means(naturals: Naturals) -> Belief:
         """Means, or probabilities, of the outcome for each value of the treatment (values, width)."""
-        return question.at({**naturals, **{node: {} for node in done}}).expected
+        return question.at({**naturals, **{node: {} for node in done}})
 
     def change(naturals: Naturals) -> Tensor:
         """Their differences to the first value (1, differences)."""
-        told = means(naturals)
+        told = means(naturals).expected
         return (told[1:] - told[:1]).reshape(1, -1)
 
+    def differing(own: Fitted, _: str) -> Belief:
+        told = means(own.naturals)
+        return replace(told, expected=told.expected - told.expected[:1])
+
     effect = change(fitted.naturals)[0]
-    error, identification = torch.full_like(effect, torch.nan), identify(fitted.structure.graph, treatment, outcome)
+    error, given = torch.full_like(effect, torch.nan), tuple(seen)
+    identification = identify_all(fitted.structure.graph, [treatment], outcome, given)
+    if path != "total":
+        identification = identify_path(fitted.structure.graph, identification)
+    if problem is None and moved_answers(fitted, [outcome], differing):
+        identification = replace(identification, told=False)
     if problem is not None and identification.by == "no effect":
         error = torch.zeros_like(effect)
     elif problem is not None:
@@ -305,7 +335,7 @@ def effect_of(
     columns = {"effect": effect, "std_error": error, "lower": effect - reach, "upper": effect + reach}
     table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index)
     told = pd.DataFrame(
-        means(fitted.naturals).numpy(), index=pd.Index(list(values), name=treatment), columns=list(names)
+        means(fitted.naturals).expected.numpy(), index=pd.Index(list(values), name=treatment), columns=list(names)
     )
     return Effect(treatment, outcome, table, told, identification, level, path)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,7 +19,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.answers.notes import notes_on_columns, notes_on_rows, notes_on_scales
+from otpdag.answers.notes import (
+    FlatDirection,
+    flat_directions,
+    notes_on_columns,
+    notes_on_rows,
+    notes_on_scales,
+    point_of,
+)
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Images, Partitioned, Schema, Table, random_part
 from otpdag.data.batch import canonical_order, rows_by_content, unique_rows
@@ -26,7 +34,7 @@ from otpdag.data.parts import PartTable, open_table
 from otpdag.data.table import Cells, read_cells
 from otpdag.engine.method import Method, likelihood, paper, transport
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart_seed, search
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, OutOfTime, until_late
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
 from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
@@ -39,6 +47,7 @@ from otpdag.likelihood.partitioned_problem import (
     part_problem,
     rows_in_blocks,
 )
+from otpdag.likelihood.row_posterior import BESIDE
 from otpdag.likelihood.row_problem import by_moments, route_of, row_problem
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.transport_rows import TransportRows, transport_rows
@@ -418,9 +427,10 @@ class TableData(DataKind):
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
             seen = self.batch.widened() if units is None else self.batch.take(units)
         each = zip(numbers, seeds, strict=True)
-        points = torch.cat([one_start(layout, seen, 0, one, first=n == 0) for n, one in each])
+        points = torch.cat(list(until_late(one_start(layout, seen, 0, one, first=n == 0) for n, one in each)))
         if isinstance(problem, TransportRows) and 0 in numbers and self.structure.has_densities:
-            points[list(numbers).index(0)] = self._likeliest(layout, seed)
+            with suppress(OutOfTime):
+                points[list(numbers).index(0)] = self._likeliest(layout, seed)
         if isinstance(problem, TransportRows) and layout.structure.begins_anywhere:
             points = _nearest(layout, problem, points, seed)
         return points
@@ -447,7 +457,7 @@ class TableData(DataKind):
         return self.schema, self.structure.count_ranges(reach)
 
     def notes(self, ended: SearchResult) -> list[str]:
-        """Constant columns, boundaries, parameters that are not determined, dependence that the graph denies."""
+        """Constant columns, boundaries, dependence that the graph denies; what no data tell the model keeps, too."""
         batch = self.read.to("cpu")
         fitted = self.model.fitted
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(fitted)
@@ -455,8 +465,12 @@ class TableData(DataKind):
         if part is not None:
             batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
         problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
-        told = problem if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]) else None
-        return notes + notes_on_rows(fitted, batch, told)
+        flat: list[FlatDirection] = []
+        if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]):
+            point = point_of(fitted, problem.shapes)
+            flat = flat_directions(problem, point)
+            self.model.fits_as_well([problem.naturals(point + BESIDE * one.move) for one in flat])
+        return notes + notes_on_rows(fitted, batch, flat)
 
 
 def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:

@@ -19,6 +19,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
+from torch import Tensor
 
 from otpdag.answers.notes import ENDLESS, UNDETERMINED
 from otpdag.data import Documents, Images, Sequences
@@ -44,11 +45,13 @@ from otpdag.errors import (
     check_seconds,
     check_seed,
     listed,
+    out_of_time_if,
 )
 from otpdag.files import as_path
 from otpdag.matching.transport_rows import TransportRows
 from otpdag.model import Model
 from otpdag.numerics import bounded_threads
+from otpdag.problem import Problem
 from otpdag.structure import Structure, unpack
 
 FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechanism that does not fit its column"
@@ -112,7 +115,8 @@ def fit(
         checkpoint: A file that is written now and then, at Ctrl-C and at SIGTERM; if it exists, the fit goes on from
             there, to the same end.
         checkpoint_seconds: How often it is written, at most; it is also written whenever a stage of the search ends.
-        time_limit: Seconds after which the fit ends with the best parameters so far.
+        time_limit: Seconds after which the fit ends with the best parameters so far; if there are none, because what is
+            unknown was still being laid out, with an :class:`~otpdag.errors.OutOfTime`.
 
     Returns:
         The result, with status, history and all restarts. After Ctrl-C it holds the best so far, and
@@ -188,7 +192,8 @@ def _searched(
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     _check_something_is_learned(layout)
-    problem = kind.problem(layout, plan.method, searcher.seed)
+    with out_of_time_if(lambda: searcher.monitor.stopping.is_late(0.05, least=1.0)):
+        problem = kind.problem(layout, plan.method, searcher.seed)
     for note in problem.notes():
         warnings.warn(note, ApproximationWarning, stacklevel=3)
     kept: NDArray[np.float64] | None = None
@@ -211,7 +216,7 @@ def _searched(
             restarts = plan.course.race_starts if is_raced else restarts
         ends = [0, *range(size, restarts, 3 * size), restarts]  # few are enough mostly, and many at once cost less each
         batches = (range(first, last) for first, last in pairwise(ends))
-        starts = (kind.starts(layout, problem, searcher.seed, batch) for batch in batches)
+        starts = (_starts(kind, layout, problem, searcher, batch) for batch in batches)
         if isinstance(problem, TransportRows) and plan.method.leaves_out_rows and layout.structure.has_densities:
             starts = (robust_start(kind, layout, problem.direct.most_unmatched, searcher)[None] for _ in range(1))
         ended = search(problem, starts, plan.course, searcher)
@@ -220,6 +225,12 @@ def _searched(
             kept = None if parts is None else kind.as_given(parts.cpu().numpy())
     layout, ended = kind.concluded(layout, ended, plan.method, searcher)
     return layout, ended, kept
+
+
+def _starts(kind: DataKind, layout: Layout, problem: Problem, searcher: Searcher, numbers: Sequence[int]) -> Tensor:
+    """Where to begin (R, P); of a fit that has no time left, one start."""
+    with out_of_time_if(lambda: searcher.monitor.stopping.is_late(0.05, least=1.0)):
+        return kind.starts(layout, problem, searcher.seed, numbers)
 
 
 def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:

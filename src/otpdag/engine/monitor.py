@@ -61,11 +61,11 @@ class Stopping:
             self._cause = Cause.TIME
         return self._cause
 
-    def is_late(self, share: float) -> bool:
-        """Whether more than this share of the budget has gone by since it was used up."""
+    def is_late(self, share: float, least: float = 0.0) -> bool:
+        """Whether more than this share of the budget, and so many seconds, have gone by since it was used up."""
         if self._deadline is None or self.seconds is None:
             return False
-        return time.monotonic() >= self._deadline + share * self.seconds
+        return time.monotonic() >= self._deadline + max(share * self.seconds, least)
 
     def stop(self, cause: Cause) -> None:
         """Ask for the end; the first cause counts."""

@@ -191,6 +191,8 @@ class FitResult:
     ) -> dict[tuple[str, str], NDArray[np.float64]]:
         """Draws of the parameters: the fit repeated on resampled rows, as :meth:`intervals` sums them up.
 
+        What no data tell stays about where the fit ended, in all draws: only :meth:`intervals` says of what.
+
         Args:
             draws: Number of resampled fits.
             seed: Determines the resamples.

@@ -19,7 +19,7 @@ from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, en
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, likelihood, transport
 from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, until_late
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.sampled import DrawnSteps
 from otpdag.learned.sequence_map import SequenceMap
@@ -221,7 +221,7 @@ class SequenceData(DataKind):
         most = self.start_steps if structure.hidden_numbers else self.chain_start_steps
         few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
         points, weights = [], step_weights(structure, few)
-        for number in numbers:
+        for number in until_late(numbers):
             own = restart_seed(seed, number)
             completed = _guessed(structure, few, own, first=number == 0)
             start = structure.start(completed, weights)

@@ -24,6 +24,7 @@ from otpdag.structure import Naturals, Structure
 
 BUDGET = EliminationOptions(48, 96, largest_table=2**23)  # twice the points of a fit
 ROWS_OF_A_LAYOUT = 50_000  # that are laid out along the graph at a time, which bounds memory
+BESIDE = 1e-3  # how far beside an estimate, in raw units of order one, parameters lie that fit as well
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Fitted:
     sampler: AmortizedMap | None
     count_range: Mapping[str, float]
     schema: Schema | None = None
+    beside: tuple[Naturals, ...] = ()
+    """Parameters a little beside these that fit the data as well."""
 
     def labels(self, node: str) -> tuple[Label, ...]:
         """What the categories of a node are called; their codes if nothing else."""

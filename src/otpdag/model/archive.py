@@ -68,6 +68,8 @@ class ModelState:
     count_range: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[SavedMap, ...] = ()
     """Maps whose class was not given."""
+    beside: tuple[Mapping[str, Mapping[str, Tensor]], ...] = ()
+    """Parameters a little beside those of the fit that fit its data as well."""
 
 
 def write_archive(path: str | Path, structure: Structure, state: ModelState) -> None:
@@ -80,6 +82,8 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
                     f"parameter {name!r} of node {node!r} is not finite: the fit failed, and the model cannot be saved"
                 )
             tensors[f"natural/{node}/{name}"] = value
+    for number, other in enumerate(state.beside):
+        tensors |= {f"beside/{number}/{node}/{name}": v for node, own in other.items() for name, v in own.items()}
     for node, mechanism in structure.mechanisms.items():
         tensors |= {f"buffers/{node}/{name}": value for name, value in buffers_of(mechanism).items()}
     maps = (*(SavedMap(one.spec(), one.code) for one in state.maps), *state.left_out)
@@ -136,6 +140,7 @@ def read_archive(
                 f"saved: the map is left out; to have it, load with maps={{{again}}}"
             )
             warnings.warn(text, UserWarning, stacklevel=3)
+        beside = sorted({key.partition("/")[0] for key in _under(tensors, "beside/")})
         return structure, ModelState(
             schema=schema,
             naturals=_naturals(structure, tensors) if state["fitted"] else None,
@@ -143,6 +148,7 @@ def read_archive(
             maps=tuple(rebuilt.values()),
             count_range=_count_range(state["count_range"], structure.graph),
             left_out=left_out,
+            beside=tuple(_naturals(structure, tensors, f"beside/{number}/") for number in beside),
         )
 
 
@@ -250,9 +256,11 @@ def _finite(name: str, value: Tensor, *, positive: bool = False) -> Tensor:
     return value
 
 
-def _naturals(structure: Structure, tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def _naturals(
+    structure: Structure, tensors: Mapping[str, Tensor], prefix: str = "natural/"
+) -> dict[str, dict[str, Tensor]]:
     """Natural parameters, checked as those are that a user sets."""
-    given = _under(tensors, "natural/")  # in an order of its own
+    given = _under(tensors, prefix)  # in an order of its own
     naturals: dict[str, dict[str, Tensor]] = {}
     for node, mechanism in structure.mechanisms.items():
         naturals[node] = {

@@ -179,7 +179,7 @@ class ModelBase:
         }
         schema = self._state.schema or Schema.of(self.spaces, self.graph)
         schema = schema if labels is None else schema.labelled(labels)
-        self._state = replace(self._state, naturals=naturals, schema=schema)
+        self._state = replace(self._state, naturals=naturals, schema=schema, beside=())
         return self
 
     def _check_names(self, params: Mapping[str, Mapping[str, ArrayLike]]) -> None:
@@ -207,6 +207,10 @@ class ModelBase:
         self.structure = structure
         self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, maps, ranges or {})
 
+    def fits_as_well(self, beside: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
+        """Keep parameters a little beside the estimate that the data of its fit do not tell from it."""
+        self._state = replace(self._state, beside=tuple(beside))
+
     def _fitted_naturals(self) -> Naturals:
         if self._state.naturals is None:
             raise _not_fitted("the model has no parameters yet: call otpdag.fit(model, data) first")
@@ -216,7 +220,8 @@ class ModelBase:
     def fitted(self) -> Fitted:
         """What inference needs."""
         state, sampler = self._state, next((m for m in self._state.maps if m.name == "joint"), None)
-        return Fitted(self.structure, self._fitted_naturals(), state.phi, sampler, state.count_range, state.schema)
+        known = (state.phi, sampler, state.count_range, state.schema, state.beside)
+        return Fitted(self.structure, self._fitted_naturals(), *known)
 
     def _known_schema(self) -> Schema:
         if self._state.schema is None:
@@ -508,7 +513,7 @@ def _label_order(structure: Structure, naturals: Naturals, node: str, draws: int
     given = {name: space.neutral().expand(1, draws, -1) for name, space in spaces.items()}
     means = []
     for state in torch.eye(size, dtype=torch.float64):
-        drawn = _drawn(structure, naturals, {**given, node: state.expand(1, draws, size)})
+        drawn = _drawn(structure, naturals, child, {**given, node: state.expand(1, draws, size)})
         means.append(_position(structure, naturals, child, drawn))
     return sorted(range(size), key=lambda state: means[state])
 
@@ -519,11 +524,11 @@ def _first_child(structure: Structure, node: str) -> str | None:
     return children[0] if children else None
 
 
-def _drawn(structure: Structure, naturals: Naturals, do: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rows of the model, or the last steps of short sequences with the values that those depend on."""
+def _drawn(structure: Structure, naturals: Naturals, child: str, do: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of the model down to a child, or the last steps of short sequences with the values that those depend on."""
     generator, rows = torch.Generator().manual_seed(0), next(iter(do.values())).shape[1]
     if not structure.graph.is_dynamic:
-        return ancestral(structure, naturals, rows, generator, do=do)
+        return ancestral(structure, naturals, rows, generator, do=do, only=[child])
     longest = max(edge.by for edge in structure.graph.lags)
     steps = {node: value.unsqueeze(2).expand(-1, -1, longest + 1, -1) for node, value in do.items()}
     drawn = ancestral_sequences(structure, naturals, rows, longest + 1, generator, do=steps)

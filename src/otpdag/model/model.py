@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from otpdag.answers import checks, queries
-from otpdag.answers.counterfactuals import changed_by, counterfactual_worlds
-from otpdag.answers.identification import Identification, identify
+from otpdag.answers.counterfactuals import changed_by, counterfactual_worlds, untold_counterfactuals
+from otpdag.answers.identification import Identification, identify, identify_all
 from otpdag.answers.standard_errors import Errors, free_parameters, likelihood_of_rows
 from otpdag.answers.transport import Distance, Plan, transport_distance, transport_plan
 from otpdag.backward import AmortizedMap
@@ -116,12 +116,15 @@ class Model(ModelBase):
             partial: Take other columns that are absent for missing; otherwise they are refused.
 
         Returns:
-            One value for each row; a table for a vector.
+            One value for each row; a table for a vector. ``attrs["not identified"]`` says where other parameters fit
+            the data as well and predict something else, of hidden nodes mostly.
         """
         if self._mechanism(node).space.is_discrete:
             probabilities = self.predict_proba(data, node, partial=partial)
             labels = pd.Series(list(probabilities.columns), dtype=object)[probabilities.to_numpy().argmax(1)]
-            return labels.set_axis(probabilities.index).rename(node).infer_objects()
+            likeliest = labels.set_axis(probabilities.index).rename(node).infer_objects()
+            likeliest.attrs |= probabilities.attrs
+            return likeliest
         table = self._expected(data, node, partial, self._known_schema()[node].names)
         return table.iloc[:, 0] if table.shape[1] == 1 else table
 
@@ -155,13 +158,16 @@ class Model(ModelBase):
             raise ModelError(f"node {node!r} is Given: nothing is known of its distribution")
         blank = data if node in self.graph.hidden else self._without(data, self._known_schema()[node].names)
         notes: list[str] = []
+        untold = ""
         if self.group:
             groups, index, place = self._read_groups(blank, partial)
             expected = queries.believe_in_groups(self.fitted, groups, node, notes)[place]
         else:
             batch, index = self._read_rows(blank, partial)
-            expected = queries.believe(self.fitted, batch, node, notes).expected
-        return with_notes(pd.DataFrame(expected.numpy(), columns=list(columns), index=index), notes)
+            expected, untold = queries.believe(self.fitted, batch, node, notes).expected, self._not_told(batch, [node])
+        table = with_notes(pd.DataFrame(expected.numpy(), columns=list(columns), index=index), notes)
+        table.attrs["not identified"] = untold
+        return table
 
     def _without(self, data: Table | SequenceTable, names: Sequence[str]) -> pd.DataFrame:
         """The same table with empty cells in some columns."""
@@ -188,8 +194,8 @@ class Model(ModelBase):
 
         Returns:
             Probabilities of categories, or mean and standard deviation of a number; for several questions one row each.
-            ``attrs["not identified"]`` says where the graph does not identify the effect of the node that is set;
-            :meth:`otpdag.FitResult.effect` asks mechanisms and data as well.
+            ``attrs["not identified"]`` says where the graph does not identify the effect of what is set, and where
+            other parameters fit the data as well and answer something else.
 
         >>> import otpdag as otp
         >>> from otpdag import mechanisms as m
@@ -224,16 +230,30 @@ class Model(ModelBase):
         else:
             answer = self._shown_belief(names[0], queries.believe(fitted, batch, names[0], notes))
         _warn(notes)
-        answer.attrs["not identified"] = self._not_identified(set_to, names)
+
+        def about(own: row_posterior.Fitted, name: str) -> queries.Belief:
+            return queries.believe(queries.with_nodes_set(own, tuple(set_to), tuple(seen)), batch, name, [])
+
+        untold = queries.moved_answers(self.fitted, names, about)
+        answer.attrs["not identified"] = self._not_identified(set_to, names, seen, untold)
         return answer
 
-    def _not_identified(self, set_to: Collection[str], nodes: Iterable[str]) -> str:
-        """What the graph says of those effects of one node that is set that it does not identify."""
-        if len(set_to) != 1 or not self.graph.hidden:
-            return ""
-        (treatment,) = set_to
-        verdicts = (self.identified(treatment, node) for node in nodes if node != treatment)
-        return "; ".join(str(one) for one in verdicts if not one)
+    def _not_identified(
+        self, set_to: Collection[str], nodes: Iterable[str], seen: Collection[str], untold: Sequence[str]
+    ) -> str:
+        """What the graph says of effects that it does not identify, and what is said of answers that no data tell."""
+        hidden = self.graph.hidden if set_to else ()
+        by_graph = [identify_all(self.graph, tuple(set_to), one, tuple(seen)) for one in nodes if hidden]
+        said = [str(one) for one in by_graph if not one]
+        if untold:
+            said.append(f"other parameters fit the data as well, and say something else of {', '.join(untold)}")
+        return "; ".join(said)
+
+    def _not_told(self, batch: Batch, nodes: Sequence[str]) -> str:
+        """The same of nodes that rows are asked about, where nothing is set."""
+        few = batch.first(20)
+        untold = queries.moved_answers(self.fitted, nodes, lambda own, node: queries.believe(own, few, node, []))
+        return self._not_identified((), (), (), untold)
 
     def _shown_belief(self, node: str, belief: queries.Belief) -> pd.Series | pd.DataFrame:
         if belief.variance is None:
@@ -262,6 +282,7 @@ class Model(ModelBase):
         notes: list[str] = []
         values, log_density = queries.most_probable(self.fitted, batch, notes)
         explained = self._table(values, index).assign(log_density=log_density.numpy())
+        explained.attrs["not identified"] = self._not_told(batch, self.graph.hidden)
         return with_notes(explained, notes)
 
     # -- effects --------------------------------------------------------------------------------------------------
@@ -398,7 +419,8 @@ class Model(ModelBase):
             names = [f"{node}={label}" for label in self.labels(node)] if is_discrete else list(column.names)
             table[names] = expected[node].numpy()  # the mean of a count is no count
         seen = [node for node in changed_by(self.graph, settings) if node in self.graph.observed]
-        table.attrs["not identified"] = self._not_identified(settings, seen)
+        untold = untold_counterfactuals(self.fitted, batch, settings, seen, draws=draws, seed=seed)
+        table.attrs["not identified"] = self._not_identified(settings, seen, (), untold)
         return table
 
     # -- sequences ------------------------------------------------------------------------------------------------
@@ -541,10 +563,12 @@ class Model(ModelBase):
         """
         if not self.graph.hidden:
             raise ModelError("the model has no hidden nodes; missing cells are filled in by impute")
-        _, index, values = self._drawn(data, draws, seed, partial)
+        batch, index, values = self._drawn(data, draws, seed, partial)
         flat = {node: values[node].reshape(-1, values[node].shape[-1]) for node in self.graph.hidden}
         rows = pd.MultiIndex.from_product([index, range(draws)], names=["row", "draw"])
-        return self._table(flat, rows)
+        drawn = self._table(flat, rows)
+        drawn.attrs["not identified"] = self._not_told(batch, self.graph.hidden)
+        return drawn
 
     def _drawn(
         self, data: Table | SequenceTable, draws: int, seed: int, partial: bool

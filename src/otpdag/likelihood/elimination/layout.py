@@ -578,7 +578,7 @@ def try_layout(structure: Structure, batch: Batch, options: EliminationOptions, 
         rows = np.arange(at, min(at + most, batch.rows))
         pieces = cut(table.families, needs(table.families, table.seen[rows], table.partly[rows], keep))
         complete.append((rows, pieces.complete))
-        blocks += _blocks(planner, rows, pieces)
+        blocks += [] if planner.refused else _blocks(planner, rows, pieces)
     return Layout(structure, table, planner, tuple(blocks), table.complete(complete))
 
 
@@ -593,9 +593,11 @@ def _blocks(planner: Planner, rows: Ints, pieces: Pieces) -> list[Block]:
     order = np.argsort(kind_hash[chosen], kind="stable")
     bounds = np.flatnonzero(np.diff(kind_hash[chosen][order])) + 1
     kinds = np.split(order, bounds) if len(order) else ()
-    plans = [planner.first(_kind(table, rows, pieces, chosen[part[0]])) for part in kinds]
-    if planner.refused:
-        return []
+    plans = []
+    for part in kinds:
+        plans.append(planner.first(_kind(table, rows, pieces, chosen[part[0]])))
+        if planner.refused:
+            return []
     data_row = rows[pieces.row[chosen]]
     parts = [Part(made, data_row[part], part) for made, part in zip(plans, kinds, strict=True)]
     blocks = []

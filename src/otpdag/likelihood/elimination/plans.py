@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import TypeAlias
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_time
 from otpdag.likelihood.elimination.families import FamilyView, TableView, line_of, name_of
 from otpdag.likelihood.elimination.unknown_numbers import COARSE_POINTS, Cluster, cloud_size
 
@@ -347,6 +347,7 @@ class Planner:
     def first(self, kind: Kind) -> Plan:
         """How a kind of piece is integrated out, before its posteriors are known: coarsely where that is much work."""
         if kind not in self.plans:
+            check_time()
             made, options = self._with_lines(self._plan(kind)), self.options
             if options.fine_table is not None and len(made.placed) > 1:
                 made = plan(made.kind, self.families, self._points_of_several, integrate=options.integrate)
