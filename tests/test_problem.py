@@ -28,6 +28,7 @@ from otpdag.learned.paper_topics import PaperTopicsProblem
 from otpdag.learned.sampled import DrawnRows, DrawnSteps, Pools, StreamedRows
 from otpdag.learned.sequence_problem import NumberProblem
 from otpdag.likelihood.chain_problem import ChainProblem, chain_problem
+from otpdag.likelihood.grouped_rows import GroupProblem
 from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.likelihood.partitioned_problem import PartitionedProblem
 from otpdag.likelihood.row_problem import GraphProblem
@@ -117,6 +118,18 @@ def series_with_gaps():
     return np.where(np.random.default_rng(8).random((6, 12)) < 0.15, np.nan, series())
 
 
+def schools_model(child):
+    graph = otp.Graph([("x", "y"), ("u", "y")], hidden=["u"])
+    return otp.Model(graph, {"x": m.Normal(), "u": m.Normal(group="school"), "y": child})
+
+
+def pupils():
+    rng = np.random.default_rng(9)
+    x, school = rng.normal(size=40), np.repeat(np.arange(8), 5)
+    y = rng.poisson(np.exp(0.5 * x + rng.normal(size=8)[school])).astype(float)
+    return pd.DataFrame({"x": x, "y": y, "school": school}).mask(rng.random((40, 3)) < [0.1, 0.1, 0.0])
+
+
 def topic_model():
     graph = otp.Graph([("shares", "words")], hidden=["shares"])
     return otp.Model(graph, {"shares": m.Dirichlet(3), "words": m.Multinomial(8)})
@@ -158,6 +171,8 @@ MADE = {
     "chain": (hmm, counts, otp.entropic(), ChainProblem),
     "windows with gaps": (autoregression, series_with_gaps, otp.entropic(), WindowProblem),
     "windows": (hmm, counts, FEW_POINTS, TransportWindows),
+    "normal groups": (lambda: schools_model(m.Normal()), pupils, otp.entropic(), GroupProblem),
+    "groups of counts": (lambda: schools_model(m.Poisson()), pupils, otp.entropic(), GroupProblem),
     "hidden numbers": (state_space, series, otp.entropic(), NumberProblem),
     "switching": (lambda: state_space(switching=True), series, otp.entropic(), NumberProblem),
     "steps": (hmm, counts, otp.paper(batch_size=64), DrawnSteps),

@@ -122,7 +122,7 @@ def score_to(model: Model, data: Any, out: str | Path) -> float:
 def _blocks(model: Model, data: Any, draws: int, most: int = 2**21) -> ArrowParts:
     """The table in blocks, so small that at most so many draws of all rows together are held at a time."""
     if model.graph.is_dynamic or model.structure.shared:
-        raise ModelError("rows of sequences and groups are not alone: read the table, and use the method of the model")
+        raise ModelError("rows of sequences and groups depend on each other: read the table, and ask the model")
     table = data if isinstance(data, Partitioned) else Partitioned(data)
     if is_dask(table.data):
         raise DataError("a Dask frame has its own way, frame.map_partitions with model.impute: see docs/scale.md")
