@@ -8,6 +8,7 @@ import warnings
 from functools import partial
 
 import numpy as np
+from sklearn.preprocessing import minmax_scale
 from threadpoolctl import threadpool_limits
 
 from baselines import lda
@@ -17,7 +18,7 @@ from experiments.corpora import corpus
 from experiments.image_sets import load_images
 from experiments.metrics import patterns_recovered, top_words, topic_errors
 from experiments.mixtures import METHODS, Paired, simulate
-from experiments.paper_chain import fit_paper
+from experiments.paper_chain import fit_paper, least_cost
 from experiments.paper_codebook import PaperCodebook
 from otpdag.datasets import bars, poisson_chain
 from otpdag.errors import ConvergenceWarning, DataError
@@ -68,18 +69,28 @@ def bars_recovered(topics: int, settings: Settings) -> Record:
 
 
 def chains(settings: Settings) -> Record:
-    """Min-max errors of the four rates, and the error of the stay probability."""
-    errors, stays = [], []
+    """Min-max errors of the four rates, and the error of the stay probability.
+
+    Rates are scaled by the range that they are drawn from. Beside that: errors with estimates and true rates each
+    scaled by their own least and largest, and those where the printed cost is least, which no fit can help.
+    """
+    found, true, stays = [], [], []
     for number in range(2 * settings.repeats):
         seed = 1000 * settings.seed + number
         counts, _, truth = poisson_chain(SEQUENCES, LENGTH, np.random.default_rng(seed))
         with threadpool_limits(1):
             rates, stay = fit_paper(counts, states=STATES, starts=STARTS, seed=seed)
-        errors.append(np.abs(rates - np.sort(np.exp(truth["x"]["log_rate"]).ravel())) / WIDTH)
+        found.append(rates)
+        true.append(np.sort(np.exp(truth["x"]["log_rate"]).ravel()))
         stays.append(abs(stay - float(truth["z"]["stay"])))
-    means, stay = np.mean(errors, 0), float(np.mean(stays))
-    ratio = max(float((means / RATES).max()), stay / STAY)
-    return {"ratio": ratio, "hmm_rates": means.tolist(), "hmm_stay": stay, "stay_each": stays}
+    least = [least_cost(rates) for rates in true]
+    means = (np.abs(np.subtract(found, true)).mean(0) / WIDTH).tolist()
+    own = np.abs(minmax_scale(found) - minmax_scale(true)).mean(0).tolist()
+    inherent = (np.abs(np.subtract(least, true)).mean(0) / WIDTH).tolist()
+    stay = float(np.mean(stays))
+    ratio = max(float(np.divide(means, RATES).max()), stay / STAY)
+    errors = {"hmm_rates": means, "hmm_rates_own_range": own, "hmm_least_cost": inherent}
+    return {"ratio": ratio, **errors, "hmm_stay": stay, "stay_each": stays}
 
 
 def mixture(case: str, settings: Settings, *, steps: int = 300, sims: int = 100) -> Record:
