@@ -30,9 +30,9 @@ def intercepts(node: str = "y", mechanism: m.Mechanism | None = None) -> otp.Mod
 
 
 def slopes() -> otp.Model:
-    graph = otp.Graph([("x", "y"), ("u", "y"), ("v", "y"), ("u", "v")], hidden=["u", "v"])
+    graph = otp.Graph([("x", "y"), ("u", "y"), ("v", "y")], hidden=["u", "v"])
     shared = {"u": m.Normal(group="school"), "v": m.Normal(group="school")}
-    return otp.Model(graph, {"x": m.Normal(), **shared, "y": m.Normal(terms="x + u + x:v")})
+    return otp.Model(graph, {"x": m.Normal(), **shared, "y": m.Normal(terms="x + u + x:u + x:v")})
 
 
 def errors_of(result: otp.FitResult, node: str) -> list[float]:
@@ -64,16 +64,30 @@ def test_random_slopes_are_those_of_mixed_models() -> None:
     model = slopes()
     result = otp.fit(model, table)
     other = smf.mixedlm("y ~ x", table, groups="school", re_formula="~x").fit(reml=False)
-    (beta, a, b), w = model.params()["y"]["weight"], float(model.params()["v"]["weight"][0])
+    beta, a, b, c = model.params()["y"]["weight"]
     assert a > 0
-    assert b > 0
-    covariance = [a * a, a * b * w, b * b * (w * w + 1)]
+    assert c > 0
+    covariance = [a * a, a * b, b * b + c * c]
     np.testing.assert_allclose([model.params()["y"]["loc"], beta], other.fe_params, rtol=1e-4)
     np.testing.assert_allclose(covariance, other.cov_re.to_numpy()[[0, 0, 1], [0, 1, 1]], rtol=2e-3)
     np.testing.assert_allclose(errors_of(result, "y")[:2], other.bse_fe, rtol=1e-3)
     x_alone = stats.norm(table["x"].mean(), table["x"].std(ddof=0)).logpdf(table["x"]).sum()
     assert model.log_likelihood(table) >= other.llf + x_alone - 1e-6
     assert model.log_likelihood(table) == pytest.approx(other.llf + x_alone, abs=1e-3)
+
+
+def test_groups_that_do_not_differ_are_said() -> None:
+    rng = np.random.default_rng(11)
+    table = pd.DataFrame({"x": rng.normal(size=90), "school": np.arange(90) // 3})
+    table["y"] = table["x"] + rng.normal(size=90)
+    table["y"] -= table.groupby("school")["y"].transform("mean") - table.groupby("school")["x"].transform("mean")
+    model = intercepts()
+    result = otp.fit(model, table)
+    assert abs(model.params()["y"]["weight"][1]) < 1e-3
+    assert any("do not differ in 'u'" in note for note in result.notes)
+    assert not any("differ" in note for note in otp.fit(intercepts(), grouped()).notes)
+    alone = otp.fit(intercepts(), table.assign(school=range(90)))
+    assert any("one row" in note for note in alone.notes)
 
 
 def implied(table: pd.DataFrame, params: dict[str, dict[str, np.ndarray]]) -> float:
@@ -148,6 +162,8 @@ def test_answers_know_the_groups(tmp_path: Path) -> None:
     filled = model.impute(asked, draws=2000)["y"].iloc[-1]
     known = y["loc"] + 0.5 * y["weight"][0] + y["weight"][1] * model.predict(one, "u").iloc[0]
     assert filled == pytest.approx(known, abs=0.1)
+    assert model.predict(asked, "y").iloc[-1] == pytest.approx(known)
+    np.testing.assert_allclose(model.predict(asked, "y").iloc[:-1], y["loc"] + y["weight"][0] * one["x"])
     drawn = model.sample(3000, length=2, seed=0)
     pairs = (drawn["y"] - y["weight"][0] * drawn["x"]).to_numpy().reshape(-1, 2)
     share = y["weight"][1] ** 2 / (y["weight"][1] ** 2 + y["scale"] ** 2)
@@ -156,6 +172,18 @@ def test_answers_know_the_groups(tmp_path: Path) -> None:
     model.save(tmp_path / "model.otp")
     assert otp.load(tmp_path / "model.otp").log_likelihood(table) == model.log_likelihood(table)
     assert "cv_log_likelihood" in otp.compare({"a": intercepts()}, table, folds=2)
+
+
+def test_effects_and_terms_take_groups_for_units() -> None:
+    table = grouped(5, 30)
+    model = intercepts()
+    result = otp.fit(model, table)
+    error = errors_of(result, "y")[1]
+    assert float(result.effect("x", "y").table["std_error"].iloc[0]) == pytest.approx(error)
+    assert float(model.effect("x", "y", data=table).table["std_error"].iloc[0]) == pytest.approx(error)
+    band = result.term("y", "x", points=2)
+    ends = np.ptp(band["x"]) * model.params()["y"]["weight"][0]
+    assert np.ptp(band["term"]) == pytest.approx(ends)
 
 
 def test_the_bootstrap_resamples_groups() -> None:

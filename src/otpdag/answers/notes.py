@@ -26,7 +26,7 @@ from otpdag.data.batch import random_part
 from otpdag.errors import ModelError, listed
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Categorical, Mechanism
-from otpdag.mechanisms.base import abducted, can_abduct
+from otpdag.mechanisms.base import Turning, abducted, can_abduct
 from otpdag.mechanisms.generalised_linear import LogLinearCount
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.mechanisms.parameters import Parameter
@@ -124,6 +124,27 @@ def _configuration(fitted: Fitted, mechanism: Mechanism, row: int) -> str:
         row, code = divmod(row, space.width)
         parts.append(f"{parent} = {fitted.labels(fitted.structure.base(parent))[code]}")
     return ", ".join(reversed(parts))
+
+
+def notes_on_groups(fitted: Fitted, column: str | None, lengths: Tensor) -> list[str]:
+    """Shared nodes that no row seems to read, and groups that are no more than rows."""
+    structure, shared = fitted.structure, fitted.structure.shared
+    told = [f"every group of {column!r} has one row, whose noise hardly differs from what groups share"]
+
+    def slope(node: str, child: str) -> float:
+        mechanism = structure.mechanisms[child]
+        raw = mechanism.raw(fitted.naturals[child])
+        sign = -torch.ones(1, dtype=torch.float64)
+        turned = mechanism.turned(raw, (node,), sign) if isinstance(mechanism, Turning) else None
+        return math.inf if turned is None else float((turned["weight"] - raw["weight"]).abs().max())
+
+    readers = {node: set(structure.graph.children(node)).difference(shared) for node in shared}
+    alike = [node for node in shared if max((slope(node, child) for child in readers[node]), default=1.0) < 1e-3]
+    return (told if int(lengths.max()) == 1 else []) + [
+        f"groups of {column!r} do not differ in {node!r}: the variance of what it adds is zero, the end of its range "
+        "(a singular fit), and the model without it fits as well"
+        for node in alike
+    ]
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

@@ -122,8 +122,21 @@ def believe(
 
 
 def believe_in_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: list[str]) -> Tensor:
-    """The mean of a number, or probabilities of a category (N, width), given all that the rows of its group show."""
+    """The mean of a number, or probabilities of a category (N, width), given all that the rows of its group show.
+
+    Rows that show the node itself are answered as if none of their group did.
+    """
     fitted.check_densities("a prediction")
+    steps = batch.steps
+    seen = steps.mask[node][0].any(-1, keepdim=True) if node in steps.mask else torch.zeros(batch.rows, 1).bool()
+    if not bool(seen.any()):
+        return _told_by_groups(fitted, batch, node, notes)
+    values, mask = ({**own, node: torch.zeros_like(own[node])} for own in (steps.values, steps.mask))
+    alone = _told_by_groups(fitted, replace(batch, steps=replace(steps, values=values, mask=mask)), node, notes)
+    return alone if bool(seen.all()) else torch.where(seen, alone, _told_by_groups(fitted, batch, node, notes))
+
+
+def _told_by_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: list[str]) -> Tensor:
     structure, owner = fitted.structure, owners(batch)
     at, share = placed_shares(fitted, batch)
     if node in structure.shared:

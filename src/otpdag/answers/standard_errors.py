@@ -30,7 +30,9 @@ from torch import Tensor
 
 from otpdag.answers.notes import flat_directions, point_of
 from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
+from otpdag.likelihood.grouped_rows import group_problem
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
@@ -166,11 +168,12 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
     return Information(second, _unit_slopes(problem, point) if robust else None).without(moves)
 
 
-def likelihood_of_rows(fitted: Fitted, batch: Batch) -> Problem:
-    """The likelihood of rows as a function of a model's raw parameters."""
+def likelihood_of_rows(fitted: Fitted, batch: Batch | SequenceBatch) -> Problem:
+    """The likelihood of rows, or of groups of them, as a function of a model's raw parameters."""
     fitted.check_densities("the information of rows")
     shapes = {key: parameter.shape for key, parameter in fitted.structure.parameters().items()}
-    return row_problem(RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm()), batch, 0)
+    about = RowObjective(fitted.structure, shapes, Objective(eps=1.0), ClosedForm())
+    return row_problem(about, batch, 0) if isinstance(batch, Batch) else group_problem(about, batch, 0)
 
 
 def _flat_moves(problem: Units, point: Tensor) -> Tensor:
@@ -286,12 +289,16 @@ def term_curve(fitted: Fitted, problem: Problem, node: str, parent: str, *, leve
     on the scale of the link, where c are the means of the other numbers, and the first of the categories.
     """
     mechanism, batch = problem.structure.mechanisms.get(node), getattr(problem, "batch", None)
+    batch = batch.steps if isinstance(batch, SequenceBatch) else batch
     names = [name for name, _ in mechanism.family.continuous] if isinstance(mechanism, Predicted) else []
     if not isinstance(mechanism, Predicted) or parent not in names or not isinstance(batch, Batch):
         raise ModelError(f"parent must be a number that node {node!r} reads, of {names}; got {parent!r}")
     given: dict[str, Tensor] = {}
     for name, space in mechanism.family.parents:
         mask = batch.mask[name][0].all(-1) if name in batch.mask else torch.zeros(1, dtype=torch.bool)
+        if name in problem.structure.shared and name != parent:
+            given[name] = torch.zeros(1, 1, dtype=torch.float64)
+            continue
         if not bool(mask.any()):
             raise ModelError(f"a term needs parents that some row shows; {name!r} of node {node!r} is hidden")
         seen = batch.values[name][0, mask]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.answers.notes import notes_on_columns, notes_on_scales
+from otpdag.answers.notes import notes_on_columns, notes_on_groups, notes_on_scales
 from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
 from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
@@ -288,8 +288,10 @@ class GroupData(SequenceData):
         return self.schema, self.structure.count_ranges(self.batch.steps.values)
 
     def notes(self, ended: SearchResult) -> list[str]:
-        """Constant columns, scales at their floor."""
-        return notes_on_columns(self.structure, self.batch.steps) + notes_on_scales(self.model.fitted)
+        """Constant columns, scales at their floor, groups that do not differ."""
+        fitted, batch = self.model.fitted, self.batch
+        notes = notes_on_columns(self.structure, batch.steps) + notes_on_scales(fitted)
+        return notes + notes_on_groups(fitted, self.model.group, batch.lengths)
 
 
 def _guessed(structure: Structure, few: SequenceBatch, seed: int, *, first: bool) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ class Model(ModelBase):
         """The mean of a number, or the likeliest category, given everything else that each row shows; exact.
 
         What ``data`` show of the node itself is not looked at, so that held-out rows can be passed as they are; its
-        column may also be absent.
+        column may also be absent. Where rows share a group, those that show the node tell of those that lack it.
 
         Args:
             data: A table; of sequences, hidden categories can be predicted.
@@ -160,7 +160,8 @@ class Model(ModelBase):
         notes: list[str] = []
         untold = ""
         if self.group:
-            groups, index, place = self._read_groups(blank, partial)
+            known = {*self._known_schema()[node].names} <= {*self._grouped(data).columns}
+            groups, index, place = self._read_groups(data if known else blank, partial)
             expected = queries.believe_in_groups(self.fitted, groups, node, notes)[place]
         else:
             batch, index = self._read_rows(blank, partial)
@@ -347,7 +348,7 @@ class Model(ModelBase):
             if node in below or node == outcome:
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         if data is not None:
-            problem = likelihood_of_rows(self.fitted, self._read_rows(data)[0])
+            problem = likelihood_of_rows(self.fitted, self._read(data, False)[0])
         set_to = self._values({treatment: list(values)}, "values")[treatment]
         seen = self._values(on or {}, "on")
         if any(value.shape[1] > 1 for value in seen.values()):
