@@ -64,7 +64,8 @@ class Direct:
         unmatched: The share of the rows that the model need not explain, or ``"auto"``: the least
             share without which chance may explain the cost of the others.
         most_unmatched: Of ``"auto"``: the largest share.
-        points: Points that stand for the model; 2,048, or 200 for each of more than ten columns, if left out.
+        points: Points that stand for the model, a power of two for each listed state; about 2,048, or 200 for each of
+            more than ten columns, if left out.
         states: Joint states of categories that are listed; further categories, and counts, are drawn.
         steps: Steps that drawn points serve for.
         draws: Of what a row with gaps misses.
@@ -112,7 +113,7 @@ class Direct:
         """What chooses directions: ten for each of many columns, if nothing was said."""
         if isinstance(self.divergence, SlicedWasserstein):
             return self.divergence
-        return SlicedWasserstein(max(50, 10 * columns), p=1.0)
+        return SlicedWasserstein(max(64, 10 * columns), p=1.0)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def lay_out(structure: Structure, batch: Batch, direct: Direct, seed: int, windo
     is_noisy = structure.given or any(structure.mechanisms[node].noise.dim for node in nodes)
     size = direct.size(len(structure.graph.observed))
     total = max(size // windows, min(size, FEWEST_PATHS))
-    each = max(1, total // states) if is_noisy else 1
+    each = even_share(total, states) if is_noisy else 1
     index = torch.cartesian_prod(torch.zeros(1).long(), *(torch.arange(size) for size in sizes)).reshape(states, -1)
     values = {
         node: torch.nn.functional.one_hot(index[:, at], size).to(like).repeat_interleave(each, 0).unsqueeze(0)
@@ -138,17 +138,22 @@ def listed_nodes(structure: Structure, most: int) -> list[str]:
     return listed
 
 
+def even_share(size: int, states: int) -> int:
+    """About so many points for each of some states, as a power of two: only such blocks of Sobol points lie evenly.
+
+    >>> even_share(2048, 9), even_share(2048, 27), even_share(9, 27)
+    (256, 64, 1)
+    """
+    return 2 ** round(math.log2(max(1, size // states)))
+
+
 def even_noise(
     structure: Structure, nodes: Sequence[str], size: int, seed: int, like: Tensor, times: int = 1
 ) -> list[dict[str, Tensor]]:
     """Quasi-random noise (1, size, dim) of the nodes, independent ``times`` over."""
     kinds = [(node, structure.mechanisms[node].noise) for node in nodes]
     dims = [noise.dim for _, noise in kinds] * times
-    uniform = torch.zeros(size, 0, dtype=torch.float64)
-    if sum(dims):
-        sobol = torch.quasirandom.SobolEngine(sum(dims), scramble=True, seed=seed)
-        uniform = sobol.draw(size, dtype=torch.float64).clamp(EDGE, 1 - EDGE)
-    pieces = iter(uniform.to(like).unsqueeze(0).split(dims, -1))
+    pieces = iter(even_uniform(sum(dims), size, seed).to(like).unsqueeze(0).split(dims, -1))
     return [
         {
             node: torch.special.ndtri(own) if noise.kind == "normal" else own
@@ -156,6 +161,14 @@ def even_noise(
         }
         for _ in range(times)
     ]
+
+
+def even_uniform(dim: int, size: int, seed: int) -> Tensor:
+    """Quasi-random numbers (size, dim) between zero and one: scrambled Sobol points."""
+    if not dim:
+        return torch.zeros(size, 0, dtype=torch.float64)
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+    return sobol.draw(size, dtype=torch.float64).clamp(EDGE, 1 - EDGE)
 
 
 def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:

@@ -192,14 +192,12 @@ class TransportRows(TableRows):
         """Fewer rows, and fewer points if ``coarse``."""
         part = random_part(self.rows, rows, self.seed)
         batch = self.batch if part is None else self.batch.take(part)
-        direct = (
-            replace(self.direct, points=max(1, self.direct.size(len(self.columns.places)) // 4))
-            if coarse
-            else self.direct
-        )
-        if coarse and self.columns.windows > 1 and isinstance(direct.divergence, SlicedWasserstein):
-            few = max(1, direct.divergence.projections // 4)
-            direct = replace(direct, divergence=replace(direct.divergence, projections=few))
+        columns, direct = len(self.columns.places), self.direct
+        if coarse:
+            direct = replace(direct, points=max(1, direct.size(columns) // 4))
+        if coarse and self.columns.windows > 1 and self._is_sliced:
+            sliced = direct.sliced(columns)
+            direct = replace(direct, divergence=replace(sliced, projections=max(1, sliced.projections // 4)))
         return replace(transport_rows(self.structure, batch, self.shapes, direct, self.seed), jumps=self.jumps)
 
     def simulated(self, point: Tensor, size: int, seed: int) -> TransportRows:

@@ -22,7 +22,7 @@ from torch import Tensor
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states
-from otpdag.matching.model_points import ModelPoints, even_noise
+from otpdag.matching.model_points import ModelPoints, even_noise, even_share
 from otpdag.matching.transport_cost import Columns, ComparedRows, directions
 from otpdag.matching.transport_rows import FEWEST_EFFECTIVE
 from otpdag.problem import LossTerms, Pace, Problem, Refinement
@@ -155,7 +155,7 @@ def _points(
     structure: Structure, states: States, paths: Tensor, direct: Direct, seed: int, like: Tensor
 ) -> tuple[ModelPoints, ...]:
     """Points of every step of a window: as many for each path."""
-    each = max(1, direct.size(1) // len(paths))
+    each = even_share(direct.size(1), len(paths))
     size, observed = each * len(paths), structure.graph.observed
     return tuple(
         ModelPoints(
