@@ -37,8 +37,6 @@ RUN_FILES = {
     "summary.json",
     "history.csv",
     "restarts.csv",
-    "graph.png",
-    "learning.png",
     "shown.json",
     "errors.csv",
 }
@@ -106,8 +104,6 @@ def test_fit_writes_a_folder(fitted):
     restarts = pd.read_csv(folder / "restarts.csv")
     assert len(restarts) == 2
     assert restarts["kept"].sum() == 1
-    for name in ("graph.png", "learning.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
     assert otp.load(folder / "model.otp").params().keys() == params.keys()
 
 
@@ -217,12 +213,12 @@ def test_files_of_an_older_run_do_not_stand_beside_new_ones(factory, tmp_path):
 
 
 @pytest.mark.parametrize("stop", [otp.DataError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
-@pytest.mark.parametrize("place", ["intervals", "_png"])
+@pytest.mark.parametrize("place", ["intervals", "words_of"])
 def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monkeypatch, place, stop):
     def fail(*_: object, **__: object) -> None:
         raise stop
 
-    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "_png": (fit_command, "_png")}[place], fail)
+    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "words_of": (fit_command, "words_of")}[place], fail)
     old = tmp_path / "old"
     shutil.copytree(fitted[0], old)
     before = contents(old)

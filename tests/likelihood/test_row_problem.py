@@ -302,7 +302,10 @@ def test_points_are_moved_only_where_there_are_some():
     moved = along.refine(start + 2.0)
     assert moved.what == "moved grids"
     assert not torch.allclose(moved.problem.loss(start + 2.0).total, along.loss(start + 2.0).total, rtol=1e-6, atol=0)
-    assert moved.problem.refine(start + 2.0) is None  # the points are there already
+    finer = moved.problem.refine(start + 2.0)  # the points are there already: so far out there are too few of them
+    assert (moved.problem.pace.points_per_row, finer.problem.pace.points_per_row) == (24, 48)
+    assert finer.problem.refine(start + 2.0) is None
+    assert moved.problem.laid_out_for(start).refine(start) is None  # half of them suffice
 
 
 def test_rows_that_cannot_be_have_a_finite_loss():
@@ -423,7 +426,8 @@ def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far
 )
 def test_points_move_as_long_as_that_changes_the_likelihood_of_all_rows(more, after, moves, monkeypatch):
     along, start = made(counts)
-    losses = iter([1.0 + more / along.batch.weight.sum().item(), after])
+    before = 1.0 + more / along.batch.weight.sum().item()
+    losses = iter([before, after, before])  # more points would change nothing
     monkeypatch.setattr(
         GraphProblem, "_loss_alone", lambda self, point: torch.tensor([next(losses)], dtype=torch.float64)
     )
@@ -437,7 +441,7 @@ def test_points_move_as_long_as_that_changes_the_likelihood_of_all_rows(more, af
 def test_parts_and_simulated_rows_are_problems_of_their_own():
     along, start = made(counts)
     assert along.subset(10**6) is along
-    assert along.pace.points_per_row == 48  # one number at most in a row, on its grid
+    assert along.pace.points_per_row == 24  # one number at most in a row, on half its grid
     rows = torch.tensor([3, 40, 7, 22])
     part = along.subset(rows)
     assert (part.rows, part.placed_for) == (4, None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -381,12 +382,14 @@ def flat_directions(problem: Units, point: Tensor, rows: int = 400) -> list[Flat
         point: Its minimum.
         rows: Rows on which directions are looked for; those that are directions are tried on all.
     """
-    if not _can_be_checked(problem, rows):
-        return []
-    try:
-        return _flat_directions(problem, point.to(problem.weight), rows)
-    except (ModelError, RuntimeError):  # a density without a derivative there
-        return []
+    asked, found = vars(problem).get("asked_flat", (None, []))  # kept with it: notes and standard errors ask the same
+    if asked is None or not torch.equal(asked, point):
+        found = []
+        with suppress(ModelError, RuntimeError):  # a density without a derivative there
+            if _can_be_checked(problem, rows):
+                found = _flat_directions(problem, point.to(problem.weight), rows)
+        vars(problem)["asked_flat"] = point, found
+    return found
 
 
 def _can_be_checked(problem: Units, rows: int, parameters: int = 120, work: int = 2_000_000) -> bool:

@@ -29,12 +29,12 @@ RUN_FILES = (
     "summary.json",
     "history.csv",
     "restarts.csv",
-    "graph.png",
-    "learning.png",
     "weights.csv",
     "intervals.csv",
     "errors.csv",
     "shown.json",
+    "graph.png",  # of an earlier version, as the next
+    "learning.png",
 )  # all that the folder of a fit may hold of ours
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130  # exit codes, as other commands have them
 _WRITTEN: list[str] = []  # by the present command

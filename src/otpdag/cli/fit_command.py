@@ -6,7 +6,6 @@ The folder is written as a whole, and told to a reader without any of the heavy 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -32,7 +31,6 @@ from otpdag.files import check_writable, finish_transaction, folder_transaction,
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.figure import Figure
 
     from otpdag.answers.summary import Summary
     from otpdag.engine import FitResult
@@ -78,9 +76,9 @@ def fit(
 ) -> None:
     """Estimate the parameters of a model from a table.
 
-    Writes model.otp, params.json, summary.json, history.csv, restarts.csv, graph.png and learning.png; where asked for,
-    intervals.csv and weights.csv, the share of each row that a robust fit used. A fit that is stopped leaves
-    FOLDER.checkpoint, from which --resume goes on to the same end.
+    Writes model.otp, params.json, summary.json, errors.csv, history.csv and restarts.csv; where asked for,
+    intervals.csv and weights.csv, the share of each row that a robust fit used. `otpdag report` draws it. A fit that is
+    stopped leaves FOLDER.checkpoint, from which --resume goes on to the same end.
     """
     from otpdag.cli.command_files import as_steps, table_at
     from otpdag.cli.model_file import read_model_file
@@ -129,7 +127,7 @@ def _fit_into(
         c.warn(str(message.message))
     if not quiet:
         print_fit(result, bounds)
-        c.say(f"wrote {', '.join(written)} to {folder}")
+        c.say(f"wrote {', '.join(written)} to {folder}; a page about it: otpdag report {folder}")
 
 
 def _source(data: Path, **order: str | None) -> dict[str, str]:
@@ -326,8 +324,6 @@ def write_run(
             summary["interval_level"] = bounds.attrs.get("level")
         for name, content in (("params.json", result.model.params()), ("summary.json", summary)):
             write_bytes(staged / name, c.json_text(content).encode("utf-8"))
-        for name, figure in _figures(result).items():
-            write_bytes(staged / name, _png(figure))
         result.model.save(staged / "model.otp")
         words = {"model_sha256": c.file_hash(staged / "model.otp")} | words_of(result.model)
         write_bytes(staged / "shown.json", c.json_text(words).encode("utf-8"))
@@ -348,23 +344,6 @@ def _tables(result: FitResult, bounds: pd.DataFrame | None, errors: Summary | No
         "errors.csv": errors.table if errors is not None and errors.table["std_error"].notna().any() else None,
     }
     return {name: table for name, table in tables.items() if table is not None}
-
-
-def _figures(result: FitResult) -> dict[str, Figure]:
-    """The graph, and the curve of a search; where nothing is to be learned there is none."""
-    from otpdag import plots
-
-    figures = {"graph.png": plots.draw_graph(result.model.graph)}
-    if any(stage.losses for stage in result.stages):
-        kept = next((r.number for r in result.restarts if r.kept), None)
-        figures["learning.png"] = plots.search_curve(result.stages, kept=kept)
-    return figures
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150)
-    return buffer.getvalue()
 
 
 def _standard_errors(result: FitResult, most_work: float = 2e7) -> Summary | None:

@@ -312,15 +312,24 @@ class GraphProblem(TableRows):
         return replace(self, placed=placed, placed_for=points.detach())
 
     def refine(self, point: Tensor) -> Refinement | None:
-        """Points moved to the posteriors, as long as that changes the loss."""
-        anew = self.laid_out_for(point)
-        if anew is self:
-            return None
-        before, after = self._loss_alone(point), anew._loss_alone(point)
-        same = (after - before).abs() * self.batch.weight.sum(-1) <= 1e-4  # of all rows: estimates stay where they are
-        if bool(same.all()) or not bool(torch.isfinite(after).all()):
-            return None
-        return Refinement(anew, point, "moved grids", after, curved_alike=True)
+        """Points moved to the posteriors, or twice as many of them, as long as that changes the loss."""
+        before = self._loss_alone(point)
+        for make in (self.laid_out_for, self._finer):
+            anew = make(point)
+            after = before if anew is self else anew._loss_alone(point)
+            changes = (after - before).abs() * self.batch.weight.sum(-1) > 1e-4  # of all rows: estimates stay there
+            if bool(changes.any()) and bool(torch.isfinite(after).all()):
+                return Refinement(anew, point, "moved grids", after, curved_alike=True)
+        return None
+
+    def _finer(self, point: Tensor) -> Self:
+        """Numbers on all of their points: a fit takes half of them until it has ended."""
+        most, options = self.closed.sums.grid, self.unplaced.options
+        if not self.unplaced.has_points or 2 * options.grid != most:
+            return self
+        twice = replace(options, grid=most, fine_table=2 * FINE_TABLE)
+        layout = lay_out_within(self.structure, self.batch, twice, keep=_kept(self.structure, self.objective))
+        return replace(self, unplaced=layout, placed=layout, placed_for=None).laid_out_for(point)
 
     def proposals(self, point: Tensor) -> Proposals | None:
         """The point (1, P) with states of a hidden category swapped."""
@@ -359,7 +368,7 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
     """Lay rows out along the graph."""
     objective, sums = about.weights, about.closed.sums
     budget = EliminationOptions(
-        sums.grid,
+        sums.grid // 2,
         sums.count_atoms // 2,
         sums.prior_draws,
         sums.largest_table,

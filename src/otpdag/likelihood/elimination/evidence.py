@@ -499,9 +499,10 @@ def column_moments(family: FamilyView, rows: WeighedRows, shift: Tensor) -> Tens
     """Weighed second moments of a linear normal family's columns less their shift (W,), (R, configurations, W, W)."""
     config, beside = (read(family.mechanism.family, rows.values) for read in (configurations, numeric))
     value, weight = rows.values[family.node], rows.weight.unsqueeze(-1)
-    share = weight if config is None else weight * config
     columns = side_by_side([value, *([] if beside is None else [beside]), torch.ones_like(value[..., :1])]) - shift
-    return torch.einsum("rnc,rni,rnj->rcij", share, columns, columns)
+    if config is None:
+        return ((weight * columns).mT @ columns).unsqueeze(1)
+    return torch.einsum("rnc,rni,rnj->rcij", weight * config, columns, columns)
 
 
 # -- the evidence ------------------------------------------------------------------------------------------------------

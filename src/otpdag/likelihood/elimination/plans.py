@@ -84,7 +84,7 @@ class EliminationOptions:
         merged: Whether pieces that show the same are one piece with a weight.
         fine_table: Entries of one table of one row up to which unknown numbers and counts have all their points.
             Where larger tables are needed they begin with a few, and get as many as their posteriors ask for. Numbers
-            have half the grid where several unknowns of a piece are on points.
+            have the usual grid at most where several unknowns of a piece are on points.
         integrate: Whether linear normal numbers are integrated exactly; otherwise they stand on points like others.
     """
 
@@ -396,10 +396,10 @@ class Planner:
         return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
 
     def _points_of_several(self, family: FamilyView | int) -> int:
-        """The same where others are on points, too: half the grid of a number."""
+        """The same where others are on points, too: not more than usual."""
         many, space = self._points(family), None if isinstance(family, int) else family.mechanism.space
         is_number = family == 1 if space is None else space.free_width == 1 and not space.is_countable
-        return many // 2 if is_number else many
+        return min(many, EliminationOptions.grid) if is_number else many
 
     def _check(self, made: Plan) -> None:
         entries, clique = made.largest
