@@ -218,7 +218,9 @@ def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monke
     def fail(*_: object, **__: object) -> None:
         raise stop
 
-    monkeypatch.setattr(*{"intervals": (otp.FitResult, "intervals"), "words_of": (fit_command, "words_of")}[place], fail)
+    monkeypatch.setattr(
+        *{"intervals": (otp.FitResult, "intervals"), "words_of": (fit_command, "words_of")}[place], fail
+    )
     old = tmp_path / "old"
     shutil.copytree(fitted[0], old)
     before = contents(old)
