@@ -77,7 +77,9 @@ class Selection:
     Attributes:
         best: The value that was chosen.
         criterion: By what.
-        table: One row for each value, with the columns of :func:`compare`, and whether its fit converged.
+        table: One row for each value, with the columns of :func:`compare`, whether its fit ``converged``, and in what
+            the rows of a table contradict it most clearly (:meth:`otpdag.Model.check`, adjusted p below 0.01): a node
+            of a wrong family takes more classes than there are.
         results: The fit of each value.
     """
 
@@ -96,14 +98,23 @@ class Selection:
         """Its fit."""
         return self.results[self.best]
 
+    @property
+    def hint(self) -> str:
+        """Whether the last of several is best, and whether the rows contradict it all the same."""
+        at, many = list(self.results).index(self.best), len(self.table)
+        told = ", the last that was tried" if 0 < at == many - 1 else ""
+        if self.table["contradicted"].iloc[at]:
+            told += "; rows contradict it: a node may be of another family"
+        return told
+
     def __str__(self) -> str:
         shown = self.table.to_string(float_format=lambda x: f"{x:.6g}")
-        return f"{self.best!r} is best by {COLUMNS[self.criterion]}\n{shown}"
+        return f"{self.best!r} is best by {COLUMNS[self.criterion]}{self.hint}\n{shown}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = html.escape(f"{self.best!r} is best by {COLUMNS[self.criterion]}")
+        head = html.escape(f"{self.best!r} is best by {COLUMNS[self.criterion]}{self.hint}")
         return f"<p>{head}</p>{self.table.to_html(float_format=lambda x: f'{x:.6g}')}"
 
 
@@ -148,9 +159,18 @@ def select(
     _check_comparable(models)
     table = _criteria(models, data, folds if criterion == "cv" else None, seed, options)
     table["converged"] = [bool(result.status) for result in results.values()]
+    table["contradicted"] = [_contradicted(model, data, seed) for model in models.values()]
     scores = table[COLUMNS[criterion]]
     at = scores.argmax() if criterion == "cv" else scores.argmin()
     return Selection(tried[int(at)], criterion, table, results)
+
+
+def _contradicted(model: Model, data: Any, seed: int) -> str:
+    """In what rows contradict a model most clearly, if they do; nothing is told of sequences and groups."""
+    if model.graph.is_dynamic or model.group or not model.structure.has_densities:
+        return ""
+    worst = model.check(data, seed=seed).iloc[:1]
+    return "".join(f"{node}: {why}" for node, why in worst.loc[worst["adjusted"] < 0.01, "finding"].items())
 
 
 def _criteria(

@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.answers.notes import point_of
+from otpdag.answers.standard_errors import information_at, likely_points
 from otpdag.errors import ModelError
 
 
@@ -49,6 +52,19 @@ def test_few_steps_leave_the_parameters_open_and_a_result_says_so():
     assert 1.1 < reach[1] / reach[0] < 3
     assert list(unsure.columns) == list(known.columns)
     pd.testing.assert_frame_equal(result.forecast(steps, 3, draws=100), result.forecast(steps, 3, draws=100))
+
+
+def test_parameters_of_few_steps_are_drawn_by_their_likelihood():
+    rng = np.random.default_rng(1)
+    steps = pd.DataFrame({"x": rng.normal(size=13)})
+    result = otp.fit(otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()}), steps, seed=0)
+    problem, point = result.problem, point_of(result.model.fitted, result.problem.shapes)
+    drawn = likely_points(problem, point, information_at(problem, point), 400, seed=0)
+    scale, best = (problem.naturals(at)["x"]["scale"].flatten() for at in (drawn, point))
+    # of a regression with a flat prior: a chi-squared variable with as many degrees of freedom as steps less slopes
+    ends = [40, 200, 360]
+    told = (12 * (best / scale) ** 2).sort().values[ends]
+    np.testing.assert_allclose(told, stats.chi2(10).ppf([0.1, 0.5, 0.9]), rtol=0.12)
 
 
 def test_a_forecast_by_what_no_data_tell_has_no_interval():

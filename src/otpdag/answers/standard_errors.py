@@ -46,6 +46,9 @@ from otpdag.tables import estimates
 
 Errors = Literal["information", "sandwich", "bootstrap"]
 
+CANDIDATES, CANDIDATE_ROWS, HEAVY = 2_000, 4_000_000, 5
+"""Of parameters drawn by their likelihood: how many are tried, on how many rows in all, degrees of freedom of these."""
+
 FLAT = 1e-6
 """Relative curvature along a direction that the data do not tell, by second derivatives."""
 
@@ -130,13 +133,6 @@ class Information:
         inverse = (root * torch.where(values > self.smallest, 1 / values.clamp(min=self.smallest), 0.0)) @ root.mT
         return inverse if self.scores is None else inverse @ (self.scores.mT @ self.scores) @ inverse
 
-    def likely_points(self, point: Tensor, draws: int, seed: int) -> Tensor:
-        """Parameters (draws, P) drawn around the end of a fit (1, P); what the data do not tell stays where it is."""
-        values, vectors = torch.linalg.eigh(self.covariance)
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(draws, len(values), generator=generator, dtype=values.dtype)
-        return point + noise * values.clamp(min=0.0).sqrt() @ vectors.mT
-
     def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> NDArray[np.bool_]:
         """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
 
@@ -146,6 +142,34 @@ class Information:
         flat, size = self.flat, slopes.norm(dim=-1)
         along = (slopes @ flat).norm(dim=-1) if flat.shape[1] else torch.zeros_like(size)
         return ((along > max(least, min(self.blur, most)) * size) | (size == 0)).numpy()
+
+
+def likely_points(problem: Units, point: Tensor, known: Information, draws: int, seed: int) -> Tensor:
+    r"""Parameters (draws, P) around the end of a fit (1, P), as likely as the data make them.
+
+    Candidates come from a t distribution with the covariance of the estimate, and are taken as often as their
+    likelihood is above their density there (sampling importance resampling: Rubin 1988). Of few rows that is wider than
+    a normal distribution: scales are drawn by their degrees of freedom. Of so many rows that candidates cost much the
+    two are the same, and a sandwich has no likelihood: there normal draws serve. What no data tell stays as it is.
+    """
+    values, vectors = torch.linalg.eigh(known.covariance)
+    told, generator = values > 0, torch.Generator().manual_seed(seed)
+    many = min(CANDIDATES, CANDIDATE_ROWS // problem.rows) if known.scores is None else 0
+    noise = torch.randn(max(many, draws), len(values), generator=generator, dtype=values.dtype)
+    ahead = values.clamp(min=0.0).sqrt().unsqueeze(1) * vectors.mT
+    if many < draws:
+        return point + noise @ ahead
+    tail = torch.randn(many, HEAVY, generator=generator, dtype=values.dtype).square().mean(1, keepdim=True)
+    heavy = noise / tail.sqrt()
+    density = -0.5 * (HEAVY + int(told.sum())) * (1 + heavy[:, told].square().sum(1) / HEAVY).log()
+    with torch.no_grad(), bounded_threads(problem.rows):
+        laid_out, parts = problem.laid_out_for(point), (point + heavy @ ahead).split(draws)
+        losses = torch.cat([laid_out.loss(part).total.expand(len(part)) for part in parts])
+    weight = (-problem.unit_mass.sum() * losses - density).nan_to_num(nan=-torch.inf).softmax(0)
+    if not weight.square().sum() < 1 / draws:  # a few candidates would stand for all
+        return point + noise[:draws] @ ahead
+    levels = (torch.arange(draws, dtype=weight.dtype) + 0.5) / draws
+    return torch.cat(parts)[torch.searchsorted(weight.cumsum(0), levels).clamp(max=many - 1)]
 
 
 def information_at(problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500) -> Information:

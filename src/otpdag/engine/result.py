@@ -37,6 +37,7 @@ from otpdag.answers.standard_errors import (
     Errors,
     described,
     information_at,
+    likely_points,
     standard_errors,
     term_curve,
     without_errors,
@@ -59,8 +60,8 @@ if TYPE_CHECKING:
     from otpdag.model import Model
 
 
-PARAMETER_DRAWS = 50
-"""Sets of parameters from which a forecast draws futures: the variance between them is known to a fifth."""
+PARAMETER_DRAWS = 100
+"""Sets of parameters from which a forecast draws futures: the variance between them is known to a seventh."""
 
 MOVE, FUTURES_COMPARED = 0.3, 200
 """How far what no data tell is moved, in raw units of order one, to see whether so many futures follow."""
@@ -359,7 +360,7 @@ class FitResult:
     ) -> pd.DataFrame:
         """:meth:`otpdag.Model.forecast` with intervals that also count how sure the parameters are.
 
-        Futures are drawn from parameters that are drawn around the estimate, with the covariance of :meth:`summary`.
+        Futures are drawn from parameters that are drawn around the estimate by their likelihood.
         A column that moves with what the data do not determine has no interval.
         """
         problem = self._deterministic("the uncertainty of a forecast needs")
@@ -370,7 +371,8 @@ class FitResult:
             naturals = [problem.naturals(point) for point in points.split(1)]
             return self.model.forecast(data, steps, level, draws=draws, seed=seed, given=given, parameters=naturals)
 
-        told, flat = ahead(known.likely_points(estimate, PARAMETER_DRAWS, seed), draws), known.flat
+        drawn, flat = likely_points(units_of(problem), estimate, known, PARAMETER_DRAWS, seed), known.flat
+        told = ahead(drawn, draws)
         if flat.shape[1]:
             # all that is not told at once, and the same futures twice
             moved = estimate + MOVE * flat.sum(-1) / math.sqrt(flat.shape[1])
