@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     from otpdag.model import Model
 
 
-PARAMETER_DRAWS = 100
-"""Sets of parameters from which a forecast draws futures: the variance between them is known to a seventh."""
+PARAMETER_DRAWS = 50
+"""Sets of parameters from which a forecast draws futures: the variance between them is known to a fifth."""
 
 MOVE, FUTURES_COMPARED = 0.3, 200
 """How far what no data tell is moved, in raw units of order one, to see whether so many futures follow."""
