@@ -64,3 +64,15 @@ def test_starts_that_do_not_race_say_nothing_of_it():
     result = otp.fit(otp.Model.from_frame(otp.Graph([("x", "y")]), table), table, seed=0, progress=False)
     assert result.reached is None
     assert len(result.restarts) == 1
+
+
+def test_starts_that_creep_towards_one_optimum_have_reached_it():
+    rng = np.random.default_rng(5)
+    state = np.cumsum(rng.random((4, 60)) < 0.2, axis=1) % 3
+    counts = rng.poisson(np.array([1.0, 3.0, 6.0])[state]).ravel()
+    frame = pd.DataFrame({"id": np.repeat(np.arange(4), 60), "x": counts})
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(3), "x": m.Poisson()})
+    result = otp.fit(model, otp.Sequences(frame, sequence="id"), seed=0, restarts=16, progress=False)
+    ends = np.array([restart.short_loss for restart in result.restarts]) * len(frame)
+    assert result.reached == (ends < np.nanmin(ends) + 0.5).sum() > (ends < np.nanmin(ends) + 1e-3).sum()

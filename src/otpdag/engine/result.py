@@ -121,8 +121,8 @@ class FitResult:
         history: One record for each step of the starts that were finished, the likeliest to be kept last: loss and its
             terms, and seconds.
         restarts: Every start with its loss; one is marked kept.
-        reached: How many of them came to the same optimum as the best, where all ran to their ends: one is chance, and
-            there may be better optima. None where they did not.
+        reached: How many of them came to the best log-likelihood, to half a unit, where all ran to their ends: one is
+            chance, and there may be better optima. None where they did not.
         rows_used: Rows of the table, none of which was dropped.
         seconds: Wall-clock time.
         seed: The seed that determines the run.

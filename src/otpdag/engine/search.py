@@ -37,6 +37,7 @@ class SearchSchedule:
         race_margin: By how much a start may be behind an earlier one to go on, in total log-likelihood times the steps
             that it has made; or by twice what it gained in the last round, if that is more.
         race_tolerance: Relative change of the loss at which a start has reached its optimum.
+        race_alike: Difference in total log-likelihood below which starts of a race came to the same optimum.
         enough: Starts that have reached the best optimum after which no more are tried, if no optimum was found once.
         plenty: Starts that have reached it after which no more are tried whatever else was found.
         short_rows: Most rows (steps of sequences) in the short runs.
@@ -71,8 +72,9 @@ class SearchSchedule:
     race_steps: tuple[int, ...] = (20, 20, 40, 80)
     race_margin: float = 300.0
     race_tolerance: float = 1e-7
+    race_alike: float = 0.5
     enough: int = 3
-    plenty: int = 30
+    plenty: int = 50
     short_rows: int = 600
     short_elements: int = 150_000
     short_steps: int = 24
@@ -221,6 +223,7 @@ class _Field:
         self.points = torch.zeros(0)
         self.short_losses = self.losses = torch.zeros(0, dtype=torch.float64)
         self.ended = self.settled = torch.zeros(0, dtype=torch.bool)
+        self.alike = 0.0
         self._admit()
         if owners is not None:
             self.owners = torch.as_tensor(owners)
@@ -294,6 +297,7 @@ class _Field:
         """
         course, rows = self.course, self.course.race_rows
         part = self.problem if self._saw_all else self.problem.subset(rows)
+        self.alike = course.race_alike / float(units_of(part).unit_mass.sum())
         while len(numbers):
             self._race_of(part, numbers)
             reached = self._reached()
@@ -340,9 +344,9 @@ class _Field:
         return int((torch.cat([ones, apart]) & torch.cat([apart, ones])).sum())
 
     def _reached(self) -> int:
-        """How many starts of a race have come to the lowest loss."""
+        """How many starts of a race have come to the lowest loss, nearly: some are still creeping towards it."""
         lowest = self.short_losses.nan_to_num(nan=torch.inf).min()
-        return int((self.short_losses - lowest <= self._small(lowest)).sum())
+        return int((self.short_losses - lowest <= self._small(lowest).clamp(min=self.alike)).sum())
 
     def _short_runs(self, alive: Tensor) -> Tensor:
         """All starts on a part of the rows, the better half of them longer, and so on: those that go on."""
