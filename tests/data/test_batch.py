@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from otpdag.data import Batch, Schema, encode, random_part
-from otpdag.data.batch import canonical_order, row_hashes, rows_by_content, unique_rows
+from otpdag.data.batch import canonical_order, row_hashes, unique_rows
 from otpdag.data.table import read_cells
 from otpdag.errors import DataError
 from otpdag.graph import Graph
@@ -142,25 +142,6 @@ def test_unique_rows_of_many_columns() -> None:
 def test_unique_rows_leave_continuous_tables_alone() -> None:
     batch = read(np.random.default_rng(0).random((50, 1)), x=Real())
     assert unique_rows(batch) is batch
-
-
-@pytest.mark.parametrize("levels", [None, 30, 2])
-def test_rows_are_chosen_by_content_whatever_their_order(levels):
-    """Also where the first column tells few rows apart, or where many are equal."""
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(20_000, 2)) if levels is None else rng.integers(0, levels, (20_000, 2)).astype(float)
-    shuffled = rows[rng.permutation(20_000)]
-    for many in (1, 500, 20_000, 30_000):
-        chosen = [rows_by_content([*np.ascontiguousarray(table.T)], many) for table in (rows, shuffled)]
-        assert len(set(chosen[0])) == len(chosen[0]) == min(many, 20_000)
-        np.testing.assert_array_equal(rows[chosen[0]], shuffled[chosen[1]])
-
-
-def test_rows_chosen_by_content_are_like_the_others():
-    rows = np.random.default_rng(1).normal(size=(50_000, 2))
-    few = rows[rows_by_content([*np.ascontiguousarray(rows.T)], 2000)]
-    assert np.abs(few.mean(0)).max() < 4 / np.sqrt(2000)
-    assert np.abs(np.cov(few.T) - np.eye(2)).max() < 5 * np.sqrt(2 / 2000)
 
 
 def test_the_canonical_order_depends_on_content_alone():

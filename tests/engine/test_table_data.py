@@ -93,19 +93,6 @@ def many_rows(seed=0):
     return pd.DataFrame({name: by * u + rng.normal(size=len(u)) for name, by in (("x", 1.0), ("y", -0.5), ("v", 2.0))})
 
 
-def test_rows_that_are_read_in_sums_are_ordered_when_someone_asks_for_single_ones():
-    frame = many_rows()
-    data = TableData.of(model({"u": m.Normal()}, x=m.Normal(), y=m.Normal(), v=m.Normal()), frame)
-    assert data.read_from is None
-    np.testing.assert_array_equal(data.read.values["x"][0, :, 0], frame["x"])
-    np.testing.assert_array_equal(data.as_given(data.batch.values["x"][0, :, 0].numpy()), frame["x"])
-    gaps = TableData.of(data.model, frame.mask(frame > 2.0))
-    assert gaps.read_from is not None
-    problem = data.problem(data.lay_out(otp.entropic(), 0), otp.entropic(), 0)
-    assert problem.batch is data.batch
-    assert problem.rows == len(frame)
-
-
 @pytest.mark.parametrize("columns", [["x", "y", "v"], ["x", "y"]], ids=["determined", "not determined"])
 def test_the_order_of_many_rows_changes_no_digit(columns):
     """Of two columns behind one number nothing tells the slopes: rounding would choose them."""

@@ -217,46 +217,6 @@ def canonical_order(columns: Iterable[npt.NDArray[np.float64]], rows: int) -> Co
     return np.argsort(hashed)
 
 
-def rows_by_content(columns: Sequence[npt.NDArray[np.float64]], many: int) -> Codes:
-    """Numbers of so many rows, chosen by a hash of what they hold: the same ones however a table is sorted.
-
-    Unlike :func:`canonical_order` it orders no more than these; but it reads cells, not ranks, so that in other units
-    of a column the choice is another.
-
-    Args:
-        columns: Cells (rows,) of every column, none missing; only as many are read as tell rows apart.
-        many: How many rows; all if there are no more.
-
-    >>> x = np.array([3.0, 1.0, 2.0, 5.0])
-    >>> turned = x[[2, 3, 0, 1]]
-    >>> (x[rows_by_content([x], 2)] == turned[rows_by_content([turned], 2)]).all()
-    np.True_
-    """
-    rows, read, more = len(columns[0]), 1, 1.25  # more than are wanted are looked for, lest there be too few
-    while True:
-        chosen, hashed = _low_hashes(columns[:read], min(1.0, more * many / max(1, rows)))
-        if len(chosen) < min(many, rows):
-            more *= 1.25
-        elif read < len(columns) and (hashed[1:] == hashed[:-1]).any():
-            read += 1
-        else:
-            return chosen[:many]
-
-
-def _low_hashes(columns: Sequence[npt.NDArray[np.float64]], share: float) -> tuple[Codes, Hashes]:
-    """Rows whose hashes are among about this share of all that there could be, in their order, and their hashes."""
-    most, chosen, hashes = np.uint64(min(int(share * 2.0**64), 2**64 - 1)), [], []
-    for begin in range(0, len(columns[0]), ROWS_AT_ONCE):
-        hashed = np.zeros(1, dtype=np.uint64)
-        for column in columns:
-            hashed = mixed(hashed ^ column[begin : begin + ROWS_AT_ONCE].view(np.uint64))
-        low = np.flatnonzero(hashed <= most)
-        chosen.append(begin + low)
-        hashes.append(hashed[low])
-    order = np.argsort(np.concatenate(hashes))
-    return np.concatenate(chosen)[order], np.concatenate(hashes)[order]
-
-
 def _ordered(column: npt.NDArray[np.float64]) -> tuple[Codes, npt.NDArray[np.bool_]]:
     """Places in ascending order, gaps last, and where one value differs from the next."""
     order = np.argsort(column)

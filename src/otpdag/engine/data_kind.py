@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from otpdag.answers.notes import (
 )
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Images, Partitioned, Schema, Table, random_part
-from otpdag.data.batch import canonical_order, rows_by_content, unique_rows
+from otpdag.data.batch import canonical_order, unique_rows
 from otpdag.data.parts import PartTable, open_table
 from otpdag.data.table import Cells, read_cells
 from otpdag.engine.method import Method, likelihood, paper, transport
@@ -48,10 +47,9 @@ from otpdag.likelihood.partitioned_problem import (
     rows_in_blocks,
 )
 from otpdag.likelihood.row_posterior import BESIDE
-from otpdag.likelihood.row_problem import by_moments, route_of, row_problem
+from otpdag.likelihood.row_problem import row_problem
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.transport_rows import TransportRows, transport_rows
-from otpdag.mechanisms import Normal
 from otpdag.model import Model
 from otpdag.problem import Problem, RowObjective, Units, units_of
 from otpdag.settings import ClosedForm, SumSizes
@@ -212,10 +210,6 @@ START_ROWS, ONE_START_ROWS = 600, 10_000
 
 The latter are the first ones: the order of rows looks random."""
 
-UNIT_ROWS = 2_500
-"""Rows that tell the units where all others are read in sums: spreads to two per cent. Four times as many took a
-quarter of such a fit of 100,000 rows."""
-
 LIKELY_ROWS = 2_000
 """Rows on which maximum likelihood makes a start of transport."""
 
@@ -247,12 +241,10 @@ class TableData(DataKind):
 
     model: Model
     schema: Schema
-    read: Batch
-    """The rows as they were read."""
-    read_from: NDArray[np.integer[Any]] | None
-    """Which row of the table each of these is, where every row is kept; None if they stand as in the table.
-
-    So they do where a model reads nothing but sums over all rows, until someone asks for single ones."""
+    batch: Batch
+    """The rows, in an order that looks random and does not depend on that of the table."""
+    order: NDArray[np.integer[Any]]
+    """Which row of the table each of these is, where every row is kept."""
     parts: PartTable | None = None
     """The whole table, if the rows that were read are some of it."""
     memory: int = 0
@@ -278,8 +270,6 @@ class TableData(DataKind):
         cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights, least=least)
         check_rows(structure, cells.rows)
         structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
-        if device == "cpu" and not every_row and _is_read_in_sums(structure, cells):
-            return cls(model, schema, cells.batch(narrow=True), None)
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
         order = canonical_order(_by_content(cells), cells.rows)
         ordered = cells.batch(order=order, narrow=cells.rows >= FROM_ROWS and not every_row)
@@ -322,25 +312,7 @@ class TableData(DataKind):
     @property
     def rows(self) -> int:
         """Rows of the table."""
-        if self.parts is not None:
-            return self.parts.rows
-        return self.read.rows if self.read_from is None else len(self.read_from)
-
-    @cached_property
-    def order(self) -> NDArray[np.integer[Any]]:
-        """Which row of the table each row of the batch is, where every row is kept."""
-        return canonical_order(_columns(self.read), self.rows) if self.read_from is None else self.read_from
-
-    @cached_property
-    def batch(self) -> Batch:
-        """The rows, in an order that looks random and does not depend on that of the table."""
-        return self.read.take(torch.from_numpy(self.order)) if self.read_from is None else self.read
-
-    def first(self, rows: int) -> Batch:
-        """The first rows, or others that depend on the order of the table as little; all if there are no more."""
-        if self.read_from is None and rows < self.rows:
-            return self.read.take(torch.from_numpy(rows_by_content(_columns(self.read), rows)))
-        return self.batch.first(rows)
+        return len(self.order) if self.parts is None else self.parts.rows
 
     def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
         """Back from the order of the batch to that of the table."""
@@ -374,7 +346,7 @@ class TableData(DataKind):
         if isinstance(method.evaluation, Drawn):
             return method.evaluation.batch_size
         grid = method.evaluation.sums.grid if isinstance(method.evaluation, ClosedForm) else 1
-        return self.read.rows * (grid if self.structure.hidden_numbers else 1)
+        return self.batch.rows * (grid if self.structure.hidden_numbers else 1)
 
     def restarts(self, method: Method) -> int:
         """Transport begins where maximum likelihood ends, if there is one."""
@@ -384,7 +356,7 @@ class TableData(DataKind):
         """Of many rows, all but the last run on a part of them; of parts, on the rows at hand."""
         tolerance = getattr(method.optimiser, "tolerance", 1e-9)
         if self.parts is not None:
-            held = self.read.rows
+            held = self.batch.rows
             return SearchSchedule(finalist_rows=held, part_rows=held, part_tolerance=tolerance)
         if not isinstance(method.evaluation, ClosedForm):
             return SearchSchedule()
@@ -393,23 +365,18 @@ class TableData(DataKind):
         )
         if self.structure.begins_anywhere:  # the best of many places, each of which costs a simulation
             course = replace(course, finalists=1)
-        if self.read.rows < FROM_ROWS:
+        if self.batch.rows < FROM_ROWS:
             return replace(course, finalist_gap=FINALIST_GAP if method.objective.is_sum_over_rows else None)
         return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of (a part of) the completed table, and maps where they are learned."""
-        rows = ONE_START_ROWS if self.read_from is not None else UNIT_ROWS
-        return lay_out_rows(self.structure, self.first(rows), method, seed)
+        return lay_out_rows(self.structure, self.batch.first(ONE_START_ROWS), method, seed)
 
     def problem(self, layout: Layout, method: Method, seed: int) -> Problem:
         """Rows in closed form, or drawn."""
         if self.parts is not None:
             return _problem_of_parts(self, self.parts, layout, method, seed)
-        if self.read_from is None and isinstance(method.evaluation, ClosedForm) and method.objective.direct is None:
-            about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
-            if route_of(about, self.read) is by_moments:
-                return replace(by_moments(about, self.read, seed), in_order=lambda: self.batch)
         return table_problem(layout, self.batch, method, seed)
 
     def starts(
@@ -421,8 +388,8 @@ class TableData(DataKind):
             parts = (self.starts(layout, problem, seed, part) for part in (numbers[:1], numbers[1:]))
             return torch.cat(list(parts))
         seeds = [restart_seed(seed, n) for n in numbers]
-        if units is None and (list(numbers) == [0] or self.read_from is None):
-            seen = self.first(ONE_START_ROWS if list(numbers) == [0] else START_ROWS)
+        if units is None and list(numbers) == [0]:
+            seen = self.batch.first(ONE_START_ROWS)
         else:
             units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
             seen = self.batch.widened() if units is None else self.batch.take(units)
@@ -451,19 +418,18 @@ class TableData(DataKind):
 
     def columns(self) -> tuple[Schema, dict[str, float]]:
         """As they were read."""
-        reach = self.read.values
+        reach = self.batch.values
         if self.parts is not None:
-            reach = {node: self.read.weight.new_tensor(value) for node, value in self.parts.largest.items()}
+            reach = {node: self.batch.weight.new_tensor(value) for node, value in self.parts.largest.items()}
         return self.schema, self.structure.count_ranges(reach)
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, dependence that the graph denies; what no data tell the model keeps, too."""
-        batch = self.read.to("cpu")
+        batch = self.batch.to("cpu")
         fitted = self.model.fitted
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(fitted)
         part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
-        if part is not None:
-            batch = self.first(HELD_ROWS) if self.read_from is None else batch.take(part)
+        batch = batch if part is None else batch.take(part)
         problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
         flat: list[FlatDirection] = []
         if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]):
@@ -478,21 +444,6 @@ def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:
     for node in sorted(cells.numbers, key=lambda name: cells.columns[name].space.is_discrete):
         yield from cells.numbers[node].T
     yield from (weight for weight in cells.weight if (weight != weight[0]).any())
-
-
-def _is_read_in_sums(structure: Structure, cells: Cells) -> bool:
-    """Whether a model of normal nodes alone meets complete rows of equal weights: it reads nothing but moments."""
-    return (
-        cells.rows > ONE_START_ROWS  # of fewer rows all are asked for
-        and all(type(mechanism) is Normal for mechanism in structure.mechanisms.values())
-        and bool((cells.weight == cells.weight[:1, :1]).all())
-        and not any(np.isnan(column.min()) for column in cells.numbers.values())
-    )
-
-
-def _columns(batch: Batch) -> list[NDArray[np.float64]]:
-    """All cells of complete rows of numbers, column by column."""
-    return [column for value in batch.values.values() for column in value[0].numpy().T]
 
 
 def automatic(structure: Structure) -> Method:

@@ -1,7 +1,7 @@
 r"""Rows of a linear normal table, read once for their moments: a step costs the same whatever their number.
 
-Rows that show the same cells are told by their second moments about a centre, sums whose digits do not depend on the
-order of rows. Nodes are structural equations, read through the covariance that they imply: no Python for each node.
+Rows that show the same cells are told by their second moments about a centre. Nodes are structural equations, read
+through the covariance that they imply: no Python for each node.
 
 With the levels a, slopes B and scales s of all numbers, :math:`x = a + B x + s u`, so that
 
@@ -22,7 +22,7 @@ and steps of :math:`I^{-1} g`, Fisher's scoring, need a handful where descent ne
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, TypeAlias
@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.data.batch import distinct_rows
+from otpdag.data.batch import ROWS_AT_ONCE, distinct_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Fixed, Floored
-from otpdag.numerics import Array, order_free_products
+from otpdag.numerics import Array
 from otpdag.problem import LayOut, LossTerms, RowObjective, SummedRows, Updates, curvature, with_gradient
 from otpdag.structure import Structure, parameter_places
 
@@ -83,26 +83,20 @@ class RowGroups:
         return cls(cells, members, np.stack(shown, -1))
 
     def second_moments(self, batch: Batch, shift: Array) -> Array:
-        """Of the numbers less their shift (D,), zero where they are not shown, and of a one (1 or R, G, D + 1, D + 1).
-
-        Where all rows weigh the same, the order of rows does not matter to the last digit.
-        """
+        """Of the numbers less their shift (D,), zero where not shown, and of a one (1 or R, G, D + 1, D + 1)."""
         weight, size = batch.weight.numpy(), len(self.cells) + 1
         total = np.zeros((len(weight), len(self.members), size, size))
-        alike = bool((weight == weight[:, :1]).all())
         for number, (rows, shown) in enumerate(zip(self.members, self.shown, strict=True)):
             seen = np.flatnonzero(shown)
             columns = [batch.values[node][0, :, cell].numpy()[rows] for node, cell in (self.cells[at] for at in seen)]
             own, place = weight[:, rows], np.ix_([*seen, size - 1], [*seen, size - 1])
-            if alike:
-                products = order_free_products(columns, shift[seen].tolist(), own.shape[1])
-                total[:, number][:, *place] = weight[:, :1, None] * products
-                continue
-            lifted = np.stack(
-                [*(column - at for column, at in zip(columns, shift[seen], strict=True)), np.ones(own.shape[1])]
-            )
-            for replica, each in enumerate(own):
-                total[replica, number][place] = (lifted * each) @ lifted.T
+            for begin in range(0, own.shape[1], ROWS_AT_ONCE):
+                each = own[:, begin : begin + ROWS_AT_ONCE]
+                lifted = np.ones((len(seen) + 1, each.shape[1]))
+                for one, column, at in zip(lifted, columns, shift[seen], strict=False):
+                    np.subtract(column[begin : begin + ROWS_AT_ONCE], at, out=one)
+                for replica, share in enumerate(each):
+                    total[replica, number][place] += (lifted * share) @ lifted.T
         return total
 
 
@@ -451,14 +445,11 @@ class MomentProblem(SummedRows):
     route: ClassVar[str] = "moments"
 
     about: RowObjective
-    read: Batch
-    """The rows as their moments were taken."""
+    batch: Batch
     groups: RowGroups
     equations: StructuralEquations
     in_rows: LayOut
     seed: int
-    in_order: Callable[[], Batch] | None = None
-    """Makes the rows, complete and of equal weights, as they are told by number; None if those read stand so."""
 
     @property
     def structure(self) -> Structure:  # type: ignore[override]
@@ -469,21 +460,6 @@ class MomentProblem(SummedRows):
     def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
         """Of all parameters."""
         return self.about.shapes
-
-    @cached_property
-    def batch(self) -> Batch:  # type: ignore[override]
-        """The rows, in the order in which they are told by number."""
-        return self.read if self.in_order is None else self.in_order()
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.read.rows
-
-    @property
-    def weight(self) -> Tensor:
-        """Weights of the rows (1, N): they are equal where rows are not in order yet."""
-        return self.read.weight
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -528,7 +504,7 @@ class MomentProblem(SummedRows):
         """Moments of the same rows with other weights."""
         batch = replace(self.batch, weight=self.batch.weight * factors)
         second = self.groups.second_moments(batch, self.equations.shift)
-        return replace(self, read=batch, equations=replace(self.equations, second=second), in_order=None)
+        return replace(self, batch=batch, equations=replace(self.equations, second=second))
 
     def simulated(self, point: Tensor, size: int, seed: int) -> MomentProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
