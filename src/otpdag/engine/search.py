@@ -49,8 +49,8 @@ class SearchSchedule:
         halving: Whether the better half of the starts goes on, round by round, until no more than the finalists are
             left: a round is as long as all before it together.
         finalists: How many continue on all rows.
-        finalist_gap: By how much a start's loss may be above the best one's after the short runs, times the rows of
-            these, for it to be a finalist: more is no chance. Any if left out.
+        finalist_gap: By how much a start's loss may be above the best one's after the short runs, or after a race on a
+            part of the rows, times these rows, for it to be a finalist: more is no chance. Any if left out.
         finalist_steps: For how many steps, before the best alone goes on.
         finalist_moves: How often their problem may be moved.
         finalist_rows: Most rows that they see; all if left out.
@@ -307,7 +307,7 @@ class _Field:
         ends = self.short_losses.nan_to_num(nan=torch.inf)
         if not self._saw_all:
             order = self._best(torch.arange(len(ends)), ends, None, len(ends))
-            return self._distinct(order, ends, course.finalists, torch.inf)
+            return self._distinct(order, ends, course.finalists, self._gap(part))
         self.losses = self.short_losses.clone()
         before = torch.cat([ends.new_full((1,), torch.inf), ends.cummin(0).values[:-1]])
         lower = (ends < before - self._small(ends)).nonzero().flatten()
@@ -368,11 +368,14 @@ class _Field:
             alive = self._best(alive, judged[alive], None, size)
             part, judged = self._short_run(f"better {len(alive)} starts", part, alive, steps, course.short_moves)
         order = self._best(alive, judged[alive], None, len(alive))
-        gap = torch.inf if course.finalist_gap is None else course.finalist_gap / part.rows
-        return self._distinct(order, judged, finalists, gap)
+        return self._distinct(order, judged, finalists, self._gap(part))
+
+    def _gap(self, part: Problem) -> float:
+        """By how much the loss of a finalist may be above the best one's on a part of the rows."""
+        return torch.inf if self.course.finalist_gap is None else self.course.finalist_gap / part.rows
 
     def _short_run(self, name: str, part: Problem, alive: Tensor, steps: int, moves: int) -> tuple[Problem, Tensor]:
-        tolerance, gap = self.course.short_tolerance, self.course.finalist_gap
+        tolerance, gap = self.course.short_tolerance, self._gap(part)
         part, outcome = self._settled(
             name,
             part,
@@ -381,7 +384,7 @@ class _Field:
             moves=moves,
             keep=False,
             tolerance=tolerance,
-            rivalry=Rivalry(gap / part.rows, self.course.same_loss) if gap is not None else None,
+            rivalry=Rivalry(gap, self.course.same_loss) if gap < torch.inf else None,
         )
         judged = self.searcher.judge(part, outcome.point, outcome.loss).cpu().double()
         self.short_losses[alive] = _spoilt(judged, outcome.failed)
