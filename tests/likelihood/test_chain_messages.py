@@ -425,13 +425,13 @@ def driven_equations(frame):
 
 def test_numbers_that_earlier_observations_drive():
     model, frames = driven_model(), series(1)
-    batch, structure, naturals = batch_of(model, frames), model.structure, model.fitted.naturals
+    batch, fitted = batch_of(model, frames), model.fitted
     truth = [driven_equations(frame) for frame in frames]
     generator = torch.Generator().manual_seed(0)
-    many = filter_particles(structure, naturals, batch, 4000, generator)
+    many = filter_particles(fitted, batch, 4000, generator)
     np.testing.assert_allclose(many.log_likelihood, [one.log_integral for one in truth], atol=0.05)
-    particles = filter_particles(structure, naturals, batch, 1000, generator)
-    paths = draw_paths(structure, naturals, batch, particles, 600, generator)["z"][..., 0].split(STEPS)
+    particles = filter_particles(fitted, batch, 1000, generator)
+    paths = draw_paths(fitted, batch, particles, 600, generator)["z"][..., 0].split(STEPS)
     for path, one in zip(paths, truth, strict=True):
         np.testing.assert_allclose(path.mean(1), one.mean, atol=0.15)
         np.testing.assert_allclose(np.cov(path.numpy(), bias=True), one.covariance, atol=0.2)
@@ -440,7 +440,7 @@ def test_numbers_that_earlier_observations_drive():
 def test_the_weight_of_a_particle_is_the_density_of_what_is_seen_over_the_sum_of_all():
     model, frames = known_state_space(), [frame[["x"]] for frame in series(2)]
     batch = batch_of(model, frames)
-    particles = filter_particles(model.structure, model.fitted.naturals, batch, 50, torch.Generator().manual_seed(3))
+    particles = filter_particles(model.fitted, batch, 50, torch.Generator().manual_seed(3))
     order = [0, 2, 1, 3]  # of the lengths, the longest first
     for step, (values, weight) in enumerate(zip(particles.values, particles.log_weight, strict=True)):
         longer = [frames[sequence]["x"] for sequence in order if STEPS[sequence] > step]
@@ -470,7 +470,7 @@ def test_numbers_that_depend_on_two_steps_ago():
             if not np.isnan(x):
                 truth[-1].add({t: 0.9}, x - 0.3, 0.6)
     batch, generator = batch_of(model, frames), torch.Generator().manual_seed(1)
-    particles = filter_particles(model.structure, model.fitted.naturals, batch, 8000, generator)
+    particles = filter_particles(model.fitted, batch, 8000, generator)
     np.testing.assert_allclose(particles.log_likelihood, [one.log_integral for one in truth], atol=0.05)
     with pytest.raises(ModelError, match="lags of one step"):
-        draw_paths(model.structure, model.fitted.naturals, batch, particles, 2, generator)
+        draw_paths(model.fitted, batch, particles, 2, generator)

@@ -46,7 +46,7 @@ def log_likelihoods(fitted: Fitted, batch: Batch | SequenceBatch, seed: int = 0)
     if isinstance(batch, SequenceBatch) and fitted.structure.shared:
         return grouped_rows.log_likelihood(fitted, batch)
     if isinstance(batch, SequenceBatch):
-        return sequence_posterior.log_likelihood(fitted.structure, fitted.naturals, batch, seed)
+        return sequence_posterior.log_likelihood(fitted, batch, seed)
     return row_posterior.log_likelihood(fitted, batch)
 
 

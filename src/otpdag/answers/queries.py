@@ -409,14 +409,7 @@ def _is_untold_elsewhere(
 
 
 def future_draws(
-    structure: Structure,
-    naturals: Naturals,
-    batch: SequenceBatch,
-    steps: int,
-    *,
-    draws: int,
-    seed: int,
-    given: Mapping[str, Tensor],
+    fitted: Fitted, batch: SequenceBatch, steps: int, *, draws: int, seed: int, given: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Draw what follows each sequence: node -> (sequences, steps, draws, width).
 
@@ -424,8 +417,8 @@ def future_draws(
     nothing, so that the first one stands for it. ``given`` has the values of Given nodes, (1, sequences * steps,
     width).
     """
-    generator = torch.Generator().manual_seed(seed)
-    filled = fill_in(structure, naturals, batch, draws, generator)
+    generator, structure = torch.Generator().manual_seed(seed), fitted.structure
+    filled = fill_in(fitted, batch, draws, generator)
     many, last = len(batch.lengths), batch.starts + batch.lengths - 1
     past = [
         {
@@ -438,7 +431,7 @@ def future_draws(
         node: value.reshape(1, many, 1, steps, -1).expand(-1, -1, draws, -1, -1).flatten(1, 2)
         for node, value in given.items()
     }
-    drawn = ancestral_sequences(structure, naturals, many * draws, steps, generator, do=known, past=past)
+    drawn = ancestral_sequences(structure, fitted.naturals, many * draws, steps, generator, do=known, past=past)
     return {node: value[0].unflatten(0, (many, draws)).transpose(1, 2) for node, value in drawn.items()}
 
 

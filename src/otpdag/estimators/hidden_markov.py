@@ -187,7 +187,7 @@ class HiddenMarkovModel(ModelEstimator):
     def decode(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, NDArray[np.int64]]:
         """The log-probability of the likeliest path together with the data, and its states."""
         fitted = self._fitted.fitted
-        paths, log_prob = sequence_posterior.decode_paths(fitted.structure, fitted.naturals, self._encode(X, lengths))
+        paths, log_prob = sequence_posterior.decode_paths(fitted, self._encode(X, lengths))
         return float(log_prob.sum()), paths[_STATE].numpy()
 
     def predict_proba(self, X: ArrayLike, lengths: ArrayLike | None = None) -> Array:
@@ -197,7 +197,7 @@ class HiddenMarkovModel(ModelEstimator):
     def score_samples(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, Array]:
         """The log-likelihood, and the probabilities of the states of each step."""
         fitted = self._fitted.fitted
-        smoothed = sequence_posterior.smooth(fitted.structure, fitted.naturals, self._encode(X, lengths))
+        smoothed = sequence_posterior.smooth(fitted, self._encode(X, lengths))
         return float(smoothed.log_likelihood.sum()), smoothed.of(_STATE).numpy()
 
     def score(self, X: ArrayLike, y: Any = None, lengths: ArrayLike | None = None) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.learned.sequence_map import SequenceDraw, SequenceMap
-from otpdag.likelihood.chain_layout import Block, Chain, Linear, joint_states, one_block, potentials
+from otpdag.likelihood.chain_layout import Block, Chain, Linear, joint_states, one_block, potentials, with_earlier
 from otpdag.likelihood.chain_messages import marginals
 from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
@@ -49,16 +49,9 @@ class Steps:
     @classmethod
     def of(cls, structure: Structure, batch: SequenceBatch, block: Block, features: Tensor) -> Steps:
         """All steps of a batch in a block's order."""
-        rows = block.rows
-        values = {node: value[:, rows] for node, value in batch.steps.values.items()}
-        mask = {node: seen[:, rows] for node, seen in batch.steps.mask.items()}
-        steps = cls(structure, values, mask, batch.times[rows], features[:, rows], block)
-        for edge in structure.graph.lags:
-            if edge.parent in values:
-                name, follows = lag_name(edge.parent, edge.by), (steps.times >= edge.by).unsqueeze(-1)
-                values[name] = steps.lagged(values[edge.parent], edge.by)
-                mask[name] = steps.lagged(mask[edge.parent], edge.by) & follows
-        return steps
+        rows, held = block.rows, with_earlier(structure, batch)
+        values, mask = ({name: one[:, rows] for name, one in own.items()} for own in held)
+        return cls(structure, values, mask, batch.times[rows], features[:, rows], block)
 
     def lagged(self, tensor: Tensor, by: int) -> Tensor:
         """Each step's value (..., M, width) ``by`` steps ago; first ones keep that of the first."""

@@ -267,12 +267,7 @@ def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: in
     _check_supported(structure, batch)
     unknown = tuple(n for n in graph.order if n in graph.hidden or _missing_parent(structure, batch, n))
     states = joint_states(structure, unknown, steps.weight.dtype)
-    values, mask = dict(steps.values), dict(steps.mask)
-    for parent, by in dict.fromkeys((edge.parent, edge.by) for edge in graph.lags):
-        if parent in steps.values:
-            name = lag_name(parent, by)
-            values[name] = batch.lagged(steps.values[parent], by)
-            mask[name] = batch.lagged(steps.mask[parent], by)
+    values, mask = with_earlier(structure, batch)
     longest = max((edge.by for edge in graph.lags), default=0)
     phase = batch.times.clamp(max=longest)
     code, count = distinct_rows([*values.values(), *mask.values(), phase[None, :, None].to(steps.weight)])
@@ -286,6 +281,19 @@ def lay_out_chain(structure: Structure, batch: SequenceBatch, *, block_steps: in
     else:
         kinds = torch.arange(batch.rows)
     return Chain.of(structure, states, values, mask, phase, _blocks(batch, kinds, block_steps // states.size))
+
+
+def with_earlier(structure: Structure, batch: SequenceBatch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What all steps show (1, M, width), and which cells; earlier values under their own names.
+
+    Steps that have none before them keep their first one's, which no mechanism reads.
+    """
+    values, mask = dict(batch.steps.values), dict(batch.steps.mask)
+    for parent, by in dict.fromkeys((edge.parent, edge.by) for edge in structure.graph.lags):
+        if parent in batch.steps.values:
+            name = lag_name(parent, by)
+            values[name], mask[name] = (batch.lagged(held[parent], by) for held in (values, mask))
+    return values, mask
 
 
 def _check_supported(structure: Structure, batch: SequenceBatch) -> None:

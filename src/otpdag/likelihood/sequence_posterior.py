@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, one_block, potentials
+from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, one_block, potentials, with_earlier
 from otpdag.likelihood.chain_messages import filtered, marginals
+from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.unrolled import has_unknown_parents, window_draws, window_log_likelihood
 from otpdag.numerics import Array, bounded_threads
 from otpdag.simulation import draw
-from otpdag.structure import Naturals, Structure, lag_name
+from otpdag.structure import Structure, lag_name
 
 Values = dict[str, Tensor]
 
@@ -40,9 +42,9 @@ class Smoothed:
         return self.probabilities @ self.chain.states.now[node]
 
 
-def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Smoothed:
+def smooth(fitted: Fitted, batch: SequenceBatch) -> Smoothed:
     """Run forward and backward over all sequences."""
-    chain, linear = _laid_out(structure, naturals, batch)
+    chain, linear = _laid_out(fitted, batch)
     probabilities = torch.empty(batch.rows, chain.states.size, dtype=torch.float64)
     log_likelihood = torch.zeros(len(batch.lengths), dtype=torch.float64)
     for block in chain.blocks:
@@ -52,27 +54,25 @@ def smooth(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Sm
     return Smoothed(probabilities, log_likelihood, chain)
 
 
-def state_probabilities(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, node: str, draws: int = 200
-) -> Tensor:
+def state_probabilities(fitted: Fitted, batch: SequenceBatch, node: str, draws: int = 200) -> Tensor:
     """Probabilities of one hidden category (M, K): exact, or shares of draws where numbers are hidden beside it.
 
     The standard error of a share of 200 is at most 0.035.
     """
-    if not structure.hidden_numbers:
-        return smooth(structure, naturals, batch).of(node)
-    return fill_in(structure, naturals, batch, draws, torch.Generator().manual_seed(0))[node].mean(1)
+    if not fitted.structure.hidden_numbers:
+        return smooth(fitted, batch).of(node)
+    return fill_in(fitted, batch, draws, torch.Generator().manual_seed(0))[node].mean(1)
 
 
-def _laid_out(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[Chain, Linear]:
-    chain = lay_out_chain(structure, batch)
+def _laid_out(fitted: Fitted, batch: SequenceBatch) -> tuple[Chain, Linear]:
+    chain = lay_out_chain(fitted.structure, batch)
     with torch.no_grad():
-        return chain, Linear.of(potentials(structure, naturals, chain))
+        return chain, Linear.of(potentials(fitted.structure, fitted.naturals, chain))
 
 
-def decode_paths(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> tuple[dict[str, Tensor], Tensor]:
+def decode_paths(fitted: Fitted, batch: SequenceBatch) -> tuple[dict[str, Tensor], Tensor]:
     """The likeliest path of all hidden categories together: states (M,) by node, and the log-probability of each."""
-    chain, linear = _laid_out(structure, naturals, batch)
+    chain, linear = _laid_out(fitted, batch)
     path = torch.empty(batch.rows, dtype=torch.int64)
     log_prob = torch.zeros(len(batch.lengths), dtype=torch.float64)
     for block in chain.blocks:
@@ -102,29 +102,21 @@ def _viterbi(block: Block, linear: Linear, chain: Chain) -> tuple[NDArray[np.int
     return path.flatten()[lanes.place], score.max(0)
 
 
-def log_likelihood(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, seed: int = 0, particles: int = 2000
-) -> Tensor:
+def log_likelihood(fitted: Fitted, batch: SequenceBatch, seed: int = 0, particles: int = 2000) -> Tensor:
     """Log-likelihood of each sequence (N,): exact for hidden categories, by particles for hidden numbers.
 
     Its error falls with the root of the number of particles.
     """
-    if has_unknown_parents(structure, batch):
-        return window_log_likelihood(structure, naturals, batch)
-    if not structure.hidden_numbers:
-        return smooth(structure, naturals, batch).log_likelihood
+    if has_unknown_parents(fitted.structure, batch):
+        return window_log_likelihood(fitted, batch)
+    if not fitted.structure.hidden_numbers:
+        return smooth(fitted, batch).log_likelihood
     with bounded_threads(1):
-        generator = torch.Generator().manual_seed(seed)
-        return filter_particles(structure, naturals, batch, particles, generator).log_likelihood
+        return filter_particles(fitted, batch, particles, torch.Generator().manual_seed(seed)).log_likelihood
 
 
 def fill_in(
-    structure: Structure,
-    naturals: Naturals,
-    batch: SequenceBatch,
-    draws: int,
-    generator: torch.Generator,
-    particles: int = 300,
+    fitted: Fitted, batch: SequenceBatch, draws: int, generator: torch.Generator, particles: int = 300
 ) -> dict[str, Tensor]:
     """Joint draws of every node given what the sequences show: (M, draws, width).
 
@@ -132,15 +124,16 @@ def fill_in(
     their number times that of the draws; missing cells then from the model, forward in time. Where nothing is hidden
     and later steps tell of missing numbers, these are drawn with all that is missing around them.
     """
+    structure = fitted.structure
     if has_unknown_parents(structure, batch):
-        return _fill_windows(structure, naturals, batch, draws, generator)
+        return _fill_windows(fitted, batch, draws, generator)
     if structure.hidden_numbers:
         with bounded_threads(1):
-            forward = filter_particles(structure, naturals, batch, particles, generator)
-            values = draw_paths(structure, naturals, batch, forward, draws, generator)
+            forward = filter_particles(fitted, batch, particles, generator)
+            values = draw_paths(fitted, batch, forward, draws, generator)
         known = structure.graph.hidden
     else:
-        chain, linear = _laid_out(structure, naturals, batch)
+        chain, linear = _laid_out(fitted, batch)
         states = torch.empty(batch.rows, draws, dtype=torch.int64)
         for block in chain.blocks:
             states[block.rows] = _draw_paths(block, linear, chain, draws, generator)
@@ -152,18 +145,16 @@ def fill_in(
         values[node] = seen.clone() if node not in values else torch.where(mask.unsqueeze(1), seen, values[node])
     missing = [n for n in structure.graph.order if n in batch.steps.mask and n not in known]
     missing = [n for n in missing if not bool(batch.steps.mask[n].all())]
-    _draw_cells(structure, naturals, batch, values, generator, missing)
+    _draw_cells(fitted, batch, values, generator, missing)
     return values
 
 
-def _fill_windows(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, generator: torch.Generator
-) -> dict[str, Tensor]:
+def _fill_windows(fitted: Fitted, batch: SequenceBatch, draws: int, generator: torch.Generator) -> Values:
     """Draws of what is missing in windows; of steps before them, from the model alone."""
     values = {n: seen[0].unsqueeze(1).repeat(1, draws, 1) for n, seen in batch.steps.values.items()}
-    _draw_cells(structure, naturals, batch, values, generator, structure.graph.order)
+    _draw_cells(fitted, batch, values, generator, fitted.structure.graph.order)
     seed = int(torch.randint(2**31, (1,), generator=generator))
-    for node, rows, drawn in window_draws(structure, naturals, batch, draws, seed):
+    for node, rows, drawn in window_draws(fitted, batch, draws, seed):
         values[node][rows] = drawn
     return values
 
@@ -184,15 +175,10 @@ def _draw_paths(block: Block, linear: Linear, chain: Chain, draws: int, generato
 
 
 def _draw_cells(
-    structure: Structure,
-    naturals: Naturals,
-    batch: SequenceBatch,
-    values: dict[str, Tensor],
-    generator: torch.Generator,
-    nodes: Sequence[str],
+    fitted: Fitted, batch: SequenceBatch, values: Values, generator: torch.Generator, nodes: Sequence[str]
 ) -> None:
     """Draw missing cells of some observed nodes from their mechanisms, step by step, in place."""
-    block = one_block(batch)
+    block, structure = one_block(batch), fitted.structure
     for step, (at, size) in enumerate(block.spans):
         rows = block.rows[at : at + size]
         for node in nodes:
@@ -204,7 +190,8 @@ def _draw_cells(
             parents = {p: values[p][own].unsqueeze(0) for p in structure.graph.parents(node)}
             for parent, by in structure.graph.lagged_parents(node):
                 parents[lag_name(parent, by)] = values[parent][own - min(by, step)].unsqueeze(0)
-            drawn = draw(structure, naturals, node, parents, (len(own), values[node].shape[1]), generator)[0]
+            shape = (len(own), values[node].shape[1])
+            drawn = draw(structure, fitted.naturals, node, parents, shape, generator)[0]
             values[node][own] = torch.where(keep, values[node][own], drawn)
 
 
@@ -225,23 +212,25 @@ class Particles:
 class _Walk:
     """One step of all sequences that have one: what is seen now and earlier."""
 
-    structure: Structure
-    naturals: Naturals
+    fitted: Fitted
     batch: SequenceBatch
     block: Block
+
+    @property
+    def structure(self) -> Structure:
+        """Graph and mechanisms."""
+        return self.fitted.structure
 
     def seen(self, step: int) -> tuple[Values, Values]:
         """Observed values and masks (n, 1, width) of a step, earlier ones included."""
         at, size = self.block.spans[step]
         rows = self.block.rows[at : at + size]
-        values = {node: value[0][rows].unsqueeze(1) for node, value in self.batch.steps.values.items()}
-        mask = {node: cells[0][rows].unsqueeze(1) for node, cells in self.batch.steps.mask.items()}
-        for edge in self.structure.graph.lags:
-            if edge.parent in self.batch.steps.values:
-                back, name = rows - min(edge.by, step), lag_name(edge.parent, edge.by)
-                values[name] = self.batch.steps.values[edge.parent][0][back].unsqueeze(1)
-                mask[name] = self.batch.steps.mask[edge.parent][0][back].unsqueeze(1)
+        values, mask = ({name: one[0][rows].unsqueeze(1) for name, one in held.items()} for held in self._known)
         return values, mask
+
+    @cached_property
+    def _known(self) -> tuple[Values, Values]:
+        return with_earlier(self.structure, self.batch)
 
     def name(self, node: str, step: int) -> str | None:
         """The mechanism that makes a node in this step; None if an observed one is conditioned on."""
@@ -253,21 +242,18 @@ class _Walk:
         base = self.structure.base(name)
         parents = {p: value.unsqueeze(0) for p, value in self.structure.parents(name, values).items()}
         seen = mask[base].unsqueeze(0) if base in mask else None
-        log_density = self.structure.mechanisms[name].log_prob(
-            self.naturals[name], values[base].unsqueeze(0), parents, seen
-        )[0]
+        mechanism, params = self.structure.mechanisms[name], self.fitted.naturals[name]
+        log_density = mechanism.log_prob(params, values[base].unsqueeze(0), parents, seen)[0]
         for parent in parents:
             if parent in mask:
                 log_density = torch.where(mask[parent].all(-1), log_density, 0.0)
         return log_density
 
 
-def filter_particles(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, count: int, generator: torch.Generator
-) -> Particles:
+def filter_particles(fitted: Fitted, batch: SequenceBatch, count: int, generator: torch.Generator) -> Particles:
     """Run the filter over all sequences side by side."""
-    block = one_block(batch)
-    walk = _Walk(structure, naturals, batch, block)
+    block, structure = one_block(batch), fitted.structure
+    walk = _Walk(fitted, batch, block)
     hidden = structure.graph.hidden
     longest = max((edge.by for edge in structure.graph.lags), default=1)
     log_likelihood = torch.zeros(len(batch.lengths), dtype=torch.float64)
@@ -285,7 +271,8 @@ def filter_particles(
             name = walk.name(node, step)
             if node in hidden:
                 seen = {known: value.unsqueeze(0) for known, value in values.items()}
-                values[node] = draw(structure, naturals, name or node, seen, (size, count), generator)[0]
+                drawn = draw(structure, fitted.naturals, name or node, seen, (size, count), generator)
+                values[node] = drawn[0]
             elif name is not None and not structure.mechanisms[node].is_given:
                 log_weight = log_weight + walk.log_prob(name, values, mask)
         total = torch.logsumexp(log_weight, -1, keepdim=True)
@@ -300,18 +287,13 @@ def filter_particles(
 
 
 def draw_paths(
-    structure: Structure,
-    naturals: Naturals,
-    batch: SequenceBatch,
-    particles: Particles,
-    draws: int,
-    generator: torch.Generator,
+    fitted: Fitted, batch: SequenceBatch, particles: Particles, draws: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Paths of the hidden nodes given all of each sequence: (M, draws, width), in the order of the batch's rows."""
+    block, structure = particles.block, fitted.structure
     if any(edge.by > 1 for edge in structure.graph.lags if edge.parent in structure.graph.hidden):
         raise ModelError("draws of hidden numbers are for lags of one step")
-    block = particles.block
-    walk = _Walk(structure, naturals, batch, block)
+    walk = _Walk(fitted, batch, block)
     widths = {node: structure.mechanisms[node].space.width for node in structure.graph.hidden}
     paths = {node: torch.empty(batch.rows, draws, width, dtype=torch.float64) for node, width in widths.items()}
     later: Values = {}

@@ -249,20 +249,18 @@ def window_problem(about: RowObjective, batch: SequenceBatch, seed: int) -> Wind
 # -- what a fitted model says ------------------------------------------------------------------------------------------
 
 
-def window_log_likelihood(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Tensor:
+def window_log_likelihood(model: Fitted, batch: SequenceBatch) -> Tensor:
     """Log-likelihood of each sequence (N,), given its first steps."""
     owner = torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths)
     total = torch.zeros(len(batch.lengths), dtype=torch.float64)
-    for fitted, rows in _fitted_windows(structure, naturals, batch):
+    for fitted, rows in _fitted_windows(model, batch):
         total.index_add_(0, owner[rows], log_likelihood(fitted, window_batch(fitted.structure, batch, rows)))
     return total
 
 
-def window_draws(
-    structure: Structure, naturals: Naturals, batch: SequenceBatch, draws: int, seed: int
-) -> Iterator[tuple[str, Tensor, Tensor]]:
+def window_draws(model: Fitted, batch: SequenceBatch, draws: int, seed: int) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Joint draws of windows given what they show: a node, rows of the batch (n,), and values (n, draws, width)."""
-    for fitted, rows in _fitted_windows(structure, naturals, batch):
+    for fitted, rows in _fitted_windows(model, batch):
         drawn = posterior_draws(fitted, window_batch(fitted.structure, batch, rows), draws, seed)
         for name, values in drawn.items():
             if not fitted.structure.mechanisms[name].is_given:
@@ -270,8 +268,8 @@ def window_draws(
                 yield node, rows + step, values
 
 
-def _fitted_windows(structure: Structure, naturals: Naturals, batch: SequenceBatch) -> Iterator[tuple[Fitted, Tensor]]:
+def _fitted_windows(model: Fitted, batch: SequenceBatch) -> Iterator[tuple[Fitted, Tensor]]:
     """The model of each kind of windows, and where these begin."""
-    for window, first in cut_windows(structure, batch).items():
-        written_out = window.written_out(structure)
-        yield Fitted(written_out, in_all_steps(written_out, naturals), {}, None, {}), torch.from_numpy(first)
+    for window, first in cut_windows(model.structure, batch).items():
+        written_out = window.written_out(model.structure)
+        yield Fitted(written_out, in_all_steps(written_out, model.naturals), {}, None, {}), torch.from_numpy(first)

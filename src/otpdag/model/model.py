@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -143,8 +144,7 @@ class Model(ModelBase):
                     f"of sequences, node must be a hidden category; {node!r} is not: use impute or forecast"
                 )
             steps, index = self._encode_sequences(data, partial)
-            naturals = self.fitted.naturals
-            probabilities = sequence_posterior.state_probabilities(self.structure, naturals, steps, node)
+            probabilities = sequence_posterior.state_probabilities(self.fitted, steps, node)
             return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
         return self._expected(data, node, partial, self.labels(node))
 
@@ -463,11 +463,11 @@ class Model(ModelBase):
         check_level(level)
         batch, _ = self._encode_sequences(data, False)
         known = self._given_values(given, steps * len(batch.lengths), self.structure.given, exactly=True)
-        parameters = parameters or [self.fitted.naturals]
-        each = -(-draws // len(parameters))
+        fitted = [replace(self.fitted, naturals=own) for own in parameters or [self.fitted.naturals]]
+        each = -(-draws // len(fitted))
         parts = [
-            queries.future_draws(self.structure, naturals, batch, steps, draws=each, seed=seed + number, given=known)
-            for number, naturals in enumerate(parameters)
+            queries.future_draws(own, batch, steps, draws=each, seed=seed + number, given=known)
+            for number, own in enumerate(fitted)
         ]
         drawn = {node: torch.cat([part[node] for part in parts], 2) for node in parts[0]}
         return queries.forecast_table(drawn, self._known_schema(), self.graph.observed, level)
@@ -588,7 +588,7 @@ class Model(ModelBase):
         batch, index = self._read(data, partial)
         if isinstance(batch, SequenceBatch):
             generator = torch.Generator().manual_seed(seed)
-            values = sequence_posterior.fill_in(self.structure, self._fitted_naturals(), batch, draws, generator)
+            values = sequence_posterior.fill_in(self.fitted, batch, draws, generator)
             return batch.steps, index, values
         return batch, index, row_posterior.posterior_draws(self.fitted, batch, draws, seed)
 
@@ -600,7 +600,7 @@ class Model(ModelBase):
         if not self.graph.is_dynamic:
             raise ModelError("decode is for graphs with lagged edges; for rows of a table use predict_proba")
         batch, index = self._encode_sequences(data, partial)
-        paths, _ = sequence_posterior.decode_paths(self.structure, self._fitted_naturals(), batch)
+        paths, _ = sequence_posterior.decode_paths(self.fitted, batch)
         one_hot = {n: torch.eye(self.mechanisms[n].space.width)[paths[n]] for n in self.graph.hidden}
         return self._table(one_hot, index)
 
