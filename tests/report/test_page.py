@@ -156,7 +156,7 @@ def test_a_sorted_table_is_not_judged_by_its_first_rows():
     model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
     otp.fit(model, frame)
     words = " ".join(read(report_page(Run(model), frame)).words)
-    assert "None of 2 claims of the model is contradicted by more than chance" in words
+    assert "None of the model's 2 testable claims is contradicted beyond chance" in words
     first = model.check(frame.head(5_000))
     assert first["adjusted"].min() < 1e-10  # which the first rows would have accused
 

@@ -202,12 +202,13 @@ def _short(run: Run, told: pd.DataFrame, check: s.Claims | None) -> str:
     """What was estimated, how sure it is, whether it fits, what to do next: four answers in words."""
     graph, summary = run.model.graph, run.summary
     rows = f" from {int(summary['rows']):,} rows" if "rows" in summary else ""
-    never = f"; {', '.join(graph.hidden)} {'was' if len(graph.hidden) == 1 else 'were'} never seen" * bool(graph.hidden)
-    answers = {"What was estimated": f"{len(told):,} parameters of {len(graph.nodes)} nodes{rows}{never}."}
+    never = f"; never observed: {', '.join(graph.hidden)}" * bool(graph.hidden)
+    free = f"{run.model.n_parameters:,} free parameters of {len(graph.nodes)} nodes"
+    answers = {"What was estimated": f"{free}{rows}{never}."}
     sure = "No intervals were made."
     if "std error" in told or run.intervals is not None:
         without = int((told["note"] == "not identified").sum()) if "note" in told else 0
-        sure = f"Intervals of {_level(run):.0%} stand beside the estimates"
+        sure = f"The estimates have {_level(run):.0%} intervals"
         sure += f"; {without} parameters are not determined by the data." if without else "."
     answers["How sure"] = sure
     if isinstance(check, pd.DataFrame):
@@ -228,7 +229,7 @@ def _explained(model: Model, seed: int) -> str:
     if not shares:
         return ""
     shown = pd.DataFrame({"node": list(shares), "R\u00b2": [f"{share:.2f}" for share in shares.values()]})
-    words = "The share of each number's variance that its parents explain, by the model."
+    words = "The share of each number's variance that its parents explain, according to the model."
     return soft(words) + f'<div class="scroll">{html_table(shown, list(shown.columns[1:]))}</div>'
 
 
@@ -262,8 +263,8 @@ def _graph(model: Model, told: pd.DataFrame) -> str:
     )
     return (
         f'<div class="graph scroll">{graph_picture(graph, _coefficients(model))}</div>{texts}'
-        '<div id="about-node" aria-live="polite"><span class="soft">Point at a node, tap it or go to it by the tab '
-        "key: its estimates stand here. Shaded nodes are observed, dashed ones hidden; slopes stand at their edges."
+        '<div id="about-node" aria-live="polite"><span class="soft">Point at a node, tap it or reach it by the Tab '
+        "key, and its estimates appear here. Shaded nodes are observed, dashed ones hidden; edges show slopes."
         "</span></div>"
     )
 
@@ -335,12 +336,12 @@ def _estimates(told: pd.DataFrame) -> str:
 def _about_errors(run: Run) -> str:
     """What the intervals are; where there are none, why the head of the page says."""
     if run.intervals is not None:
-        return soft(f"Intervals of {_level(run):.0%} come from fits to resampled rows.")
+        return soft(f"{_level(run):.0%} intervals come from fits to resampled rows.")
     if run.errors is None:
         return soft("There are no standard errors and no intervals: `otpdag fit --intervals 200` resamples rows.")
     return soft(
-        f"Standard errors come from the curvature of the likelihood, and intervals of {_level(run):.0%} from them. "
-        "They hold where the model is right and rows are many."
+        f"Standard errors come from the curvature of the likelihood, and {_level(run):.0%} intervals from them. "
+        "They are valid if the model is right and rows are many."
     )
 
 

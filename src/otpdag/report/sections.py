@@ -148,8 +148,8 @@ def data_and_model(model: Model, table: pd.DataFrame, steps: Steps | None, seed:
         figure = against_model(column, model.spaces[node], shown[column], made[column])
         boxes.append(chart(figure, f"{column}: data against model"))
     words = (
-        f"Bars are the filled cells of {which}, in orange is what the fitted model makes. Where cells are missing by "
-        "the values of other columns, the two may differ although the model is right."
+        f"Bars show the filled cells of {which}; orange is what the fitted model generates. Where other columns say "
+        "which cells are missing, the two may differ although the model is right."
         if steps is None
         else "The first sequence over the central 90 % of what the fitted model makes at each step, without knowing "
         "the data; beside it the values of all steps, in orange those of the model."
@@ -182,7 +182,7 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
                 figure = along_time(column, steps.x, by_step.astype(float).T, axis=steps.axis)
             boxes.append(chart(figure, f"{column}: posterior along the steps"))
     words = (
-        f"What {which} say about the hidden nodes, together."
+        f"Draws of the hidden nodes given each row ({which}), taken together."
         if steps is None
         else "What the whole of the first sequence says about the hidden nodes at each of its steps."
     )
@@ -224,14 +224,14 @@ def checks(check: Claims) -> str:
         return soft(check)
     bad = contradicted(check)
     words = (
-        f"{len(bad)} of {len(check)} claims of the model do not hold."
+        f"{len(bad)} of the model's {len(check)} testable claims do not hold."
         if len(bad)
-        else f"None of {len(check)} claims of the model is contradicted by more than chance."
+        else f"None of the model's {len(check)} testable claims is contradicted beyond chance."
     )
     how = (
         "Each node against its distribution given its parents, and each pair that the graph keeps apart; p-values "
-        "allow for estimated parameters, and adjusted ones for the number of tests: in one right model of a hundred "
-        "any is below 0.01."
+        "allow for estimated parameters, and adjusted ones for the number of tests: one right model in a hundred "
+        "has any below 0.01."
     )
     shown = check[(check["other"] == "") | (check["adjusted"] < 0.5)].head(MOST_CHARTS)
     shown = shown.drop(columns="other").assign(p=shown["p"].map("{:.2g}".format))
@@ -248,7 +248,7 @@ def what_next(check: Claims | None, advice: str) -> list[str]:
             finding = str(one.finding)
             cure = next(cure for words, cure in ADVICE.items() if words in finding)
             said.append(f"{one.node}: {finding}. Try {cure}.")
-    return said or ["Nothing asks for a change: ask it for effects, predictions and samples."]
+    return said or ["Nothing needs to change: ask the model for effects, predictions and samples."]
 
 
 def distance(model: Model, table: pd.DataFrame | Sequences, seed: int) -> str:
@@ -264,14 +264,14 @@ def distance(model: Model, table: pd.DataFrame | Sequences, seed: int) -> str:
     return verdict + soft(how) + f'<div class="scroll">{html_table(shown, list(shown.columns[1:]))}</div>'
 
 
-def gaps(model: Model, table: pd.DataFrame, most: int = 25) -> str:
+def gaps(model: Model, table: pd.DataFrame, most: int = 12) -> str:
     """How much of each column is empty, and which are empty together: the commonest patterns."""
     holes = table[[column for _, column in observed_columns(model, table)]].isna()
     if not holes.to_numpy().any():
         return "<p>No cell of the model's columns is empty.</p>"
     words = (
         f"{int(holes.to_numpy().sum()):,} of {holes.size:,} cells are empty. The estimates use every row as it is; "
-        "they are right where gaps are random given what is seen."
+        "they are valid if cells are missing at random, given what is observed."
     )
     shares = chart(bars(holes.mean(), "share of cells that are empty"), "share of empty cells by column")
     patterns: Any = holes.value_counts().head(most)
