@@ -349,3 +349,33 @@ def test_names_that_a_sheet_has_twice_are_refused(tmp_path):
 )
 def test_doubtful_columns_name_the_alternative(name, values, words):
     assert words in column_type(pd.Series(values, name=name)).doubt
+
+
+@pytest.mark.parametrize("ending", [".csv", ".txt", ".xlsx"])
+def test_titles_above_a_header_are_left_out_and_that_is_said(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"heights{ending}"
+    table = pd.DataFrame({"name": ["a", "b", "c"], "height": [1.5, 2.5, 3.0]})
+    if ending == ".xlsx":
+        with pd.ExcelWriter(path) as writer:
+            table.to_excel(writer, index=False, startrow=3)
+            writer.sheets["Sheet1"]["A1"] = "A survey, 2021"
+    else:
+        text = table.to_csv(index=False, sep=";" if ending == ".txt" else ",")
+        path.write_text(f"A survey of 2021\n\n\n{text}")
+    found = read_table(path)
+    pd.testing.assert_frame_equal(found, table)
+    assert found.attrs["read_as"][-1] == "3 lines before the header left out"
+
+
+def test_a_text_of_one_column_has_no_titles(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("x\n1\n2\n")
+    assert read_table(tmp_path / "one.csv")["x"].tolist() == [1, 2]
+
+
+def test_rows_with_more_cells_than_the_header_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "money.csv"
+    path.write_text("item,price\na,$1,200\nb,$30\n")
+    with pytest.raises(DataError, match="a row has 3 cells, the header 2: quote cells that hold ','"):
+        read_table(path)
+    path.write_text("x,y\nfirst,1,2\nsecond,3,4\n")  # R leaves the title of row names out
+    assert read_table(path)["y"].tolist() == [2, 4]

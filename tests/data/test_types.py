@@ -102,3 +102,23 @@ def test_columns_that_can_be_no_node_are_listed_with_the_reason():
     assert {name: one.kind for name, one in decided.items()} == {"day": "none", "none": "none", "x": "number"}
     assert "a time: make it a number" in decided["day"].reason
     assert str(decided["x"]) == "x: number, numbers with fractions, 3 values"
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([f"{value / 7:.1f}%" for value in range(40)], "numbers with a sign or unit"),
+        ([f"${value},{value}00.50" for value in range(1, 40)], "numbers with a sign or unit"),
+        ([f"{value} kg" for value in range(40)], "numbers with a sign or unit"),
+        (["m", "f", "M", "m "] * 20, "levels differ by capitals or blanks alone, 'M', 'm', 'm '"),
+        ([18.0, 25.5, 70.0, -99.0, 44.5] * 12, "12 cells are -99, far from the others"),
+        ([1.0, 2.0, 3.0, 4.0, 999.0] * 12, "12 cells are 999, far from the others"),
+        ([-99.0, -98.0, 4.0, 5.5, 80.0] * 12, "only 5 values"),
+        ([60.0, 70.5, 80.0, 90.5, 99.0] * 12, "only 5 values"),
+        (["m", "f", "other"] * 20, ""),
+    ],
+)
+def test_cells_that_stand_for_something_else_are_doubted(cells, words):
+    doubt = column_type(pd.Series(cells, name="x")).doubt
+    assert words in doubt
+    assert bool(words) == bool(doubt)

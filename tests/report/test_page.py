@@ -147,7 +147,7 @@ def test_ends_of_intervals_stand_beside_the_estimates(run, table):
     with_ends = report_page(Run(run.model, run.summary, run.history, run.restarts, bounds))
     assert all(end in with_ends for end in ("1.2345", "2.3456", "7.4321", "8.8765"))
     assert '<th class="number">90% from</th><th class="number">to</th>' in with_ends
-    assert "Intervals of 90% come from fits to resampled rows" in with_ends
+    assert "90% intervals come from fits to resampled rows" in with_ends
 
 
 def test_a_sorted_table_is_not_judged_by_its_first_rows():

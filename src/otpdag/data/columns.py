@@ -581,11 +581,16 @@ def _of_text(name: str, present: pd.Series[Any]) -> ColumnType:
         decided = _of_numbers(name, numbers[~odd])
         if not isinstance(decided.space, Discrete):
             return _numbers_as_text(decided, present[odd])
-    levels = len({as_label(value) for value in present})
-    decided = _of_levels(name, levels, len(present), "text")
-    if levels > _RULES.codes and _are_dates(present):
-        doubt = "dates? then make them numbers, or leave the column out"
-        return ColumnType(name, decided.space, decided.reason, doubt, useless=True)
+    labels = sorted(set(cells))
+    decided = _of_levels(name, len({as_label(value) for value in present}), len(present), "text")
+    if len(labels) > _RULES.codes and _are_dates(present):
+        return replace(decided, doubt="dates? then make them numbers, or leave the column out", useless=True)
+    if len(labels) > _RULES.codes and all(map(_NUMBER_WITH_SIGN.fullmatch, labels)):
+        return replace(decided, doubt=f"numbers with a sign or unit, {labels[0]!r}? then take it off", useless=True)
+    plain = [" ".join(label.casefold().split()) for label in labels]
+    alike = [label for label, same in zip(labels, plain, strict=True) if plain.count(same) > 1]
+    if alike and not decided.doubt and len(labels) <= _RULES.levels:
+        return replace(decided, doubt=f"levels differ by capitals or blanks alone, {listed(alike)}: make them one")
     return decided
 
 
@@ -595,7 +600,7 @@ def _numbers_as_text(decided: ColumnType, odd: pd.Series[Any]) -> ColumnType:
         doubt = "the numbers are text: pd.to_numeric makes them numbers"
     else:
         doubt = (
-            f"{len(odd)} of the cells hold text, first {as_label(odd.iloc[0])!r} in row {odd.index[0]!r}: "
+            f"{len(odd)} of the cells hold text, first {as_label(odd.iloc[0])!r} in row {odd.index[0]}: "
             "pd.to_numeric(column, errors='coerce') makes them missing"
         )
     return ColumnType(decided.column, decided.space, decided.reason, doubt)
@@ -706,6 +711,7 @@ def _unlike_counts(numbers: Floats, low: float, mean: float) -> str:
     return "with their tail on the left, unlike counts" if leans_left else ""
 
 
+_NUMBER_WITH_SIGN = re.compile(r"[-+]?[^\w\s.,+-]? ?[-+]?\d[\d.,]* ?([^\w\s.,]|[A-Za-z]{1,3})?")
 _NAMES_CODES = re.compile(r"(^|[_\W])(id|key|zip|plz|post_?(al)?_?code|zip_?code|code|nr|no)($|[_\W])", re.IGNORECASE)
 
 
@@ -726,6 +732,10 @@ def _is_row_number(numbers: Floats, distinct: Floats) -> bool:
 
 
 def _doubt_of_real(numbers: Floats, distinct: Floats) -> str:
+    for code, others in ((distinct[0], distinct[1:]), (distinct[-1], distinct[:-1])):
+        apart = code < 0 <= others.min() if code < others.min() else code > 2 * others.max() > 0
+        if apart and (many := int((numbers == code).sum())) > 1 and re.fullmatch("-?9+", f"{code:.0f}"):
+            return f"{many} cells are {code:g}, far from the others: a code for missing? then make them empty"
     if len(distinct) <= _RULES.codes and _is_repeated(numbers, len(distinct)):
         return f"only {len(distinct)} values, {_shown(distinct)}: if they are codes, m.Categorical({len(distinct)})"
     zeros = float((numbers == 0).mean())

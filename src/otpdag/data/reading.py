@@ -1,8 +1,8 @@
 """Tables in files: what separators, decimal signs and characters a text has is recognised, and said if not usual.
 
-Text is looked at by its first lines. A separator is one that gives every line as many cells as the header has names;
-commas within numbers are decimal signs where they cannot group digits. Columns of digits of which some begin with zero,
-such as postcodes, stay text.
+Text is looked at by its first lines; titles above the header are left out. A separator is one that gives every line as
+many cells as the header has names; commas within numbers are decimal signs where they cannot group digits. Columns of
+digits of which some begin with zero, such as postcodes, stay text.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from otpdag.errors import DataError, listed
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 TEXTS = (".csv", ".tsv", ".txt", ".dat", ".tab")
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+MOST_TITLES = 10  # lines above a header
 LOOKED_AT = 2**18  # bytes at the beginning of a text that tell its form
 GROUPED = re.compile(r"[-+]?\d{1,3}(?:[.,' ]\d{3})+")
 DECIMAL_COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:[.' ]\d{3})+|\d+),\d+|[-+]?,\d+")
@@ -142,10 +143,23 @@ def recognise(path: Path, separator: str | None = None, decimal: str | None = No
     if lines[skipped:] and lines[skipped].lower().startswith("sep=") and len(lines[skipped].strip()) == 5:
         separator, skipped = separator or lines[skipped].strip()[-1], skipped + 1  # as Excel writes it
     usual = "\t" if path.suffix.lower() in (".tsv", ".tab") else ","
-    shown = "".join(lines[skipped:])
-    separator = separator or _separator(shown, usual)
-    header, *rows = _cells(shown, separator) or [[]]
-    columns = {name: [row[at] for row in rows if at < len(row) and row[at]] for at, name in enumerate(header)}
+    found = separator or _separator("".join(lines[skipped:]), usual)
+    for above in () if found else range(1, min(MOST_TITLES + 1, len(lines) - skipped)):
+        header = skipped + above
+        titles, shown = ("".join(part) for part in (lines[skipped:header], lines[header : header + 10 * MOST_TITLES]))
+        found = _separator(shown, usual) if lines[header].strip() else None
+        if found and all(sum(map(bool, row)) <= 1 for row in _cells(titles, found)):
+            skipped = header
+            break
+        found = None
+    separator = found or usual
+    names, *rows = _cells("".join(lines[skipped:]), separator) or [[]]
+    longer = {len(row) for row in rows if len(row) > len(names)}
+    if longer and {len(row) for row in rows} != {len(names) + 1}:  # with a first column of names R leaves one out
+        raise DataError(
+            f"{path}: a row has {max(longer)} cells, the header {len(names)}: quote cells that hold {separator!r}"
+        )
+    columns = {name: [row[at] for row in rows if at < len(row) and row[at]] for at, name in enumerate(names)}
     if decimal is None:
         decimal = _decimal(columns, separator)
     thousands = None
@@ -179,13 +193,13 @@ def _cells(text: str, separator: str) -> list[list[str]]:
         return []
 
 
-def _separator(text: str, usual: str) -> str:
+def _separator(text: str, usual: str) -> str | None:
     """The usual one if all lines have as many cells as the header by it, or else another of which that holds."""
     for one in (usual, *(other for other in SEPARATORS if other != usual), r"\s+"):
         sizes = [len(row) for row in _cells(text, one)]
         if len(sizes) > 1 and sizes[0] > 1 and max(sizes) == sizes[0] and min(sizes) > 1:
             return one
-    return usual
+    return None
 
 
 def _decimal(columns: Mapping[str, Sequence[str]], separator: str) -> str:
@@ -214,9 +228,14 @@ def _all_grouped(cells: Sequence[str], by: str) -> bool:
 def _excel(path: Path) -> pd.DataFrame:
     sheets = pd.read_excel(path, sheet_name=None, dtype=object)  # text of digits stays text, as in the file
     first, *others = [name for name, table in sheets.items() if not table.empty] or list(sheets)
-    _check_names(path, pd.read_excel(path, sheet_name=first, header=None, nrows=1))
+    filled = pd.read_excel(path, sheet_name=first, header=None, nrows=MOST_TITLES + 1).notna().sum(axis=1).tolist()
+    titles = next((at for at, many in enumerate(filled) if many > 1), 0)
+    _check_names(path, pd.read_excel(path, sheet_name=first, header=None, nrows=1, skiprows=titles))
+    if titles:
+        sheets[first] = pd.read_excel(path, sheet_name=first, skiprows=titles, dtype=object)
     table = sheets[first].infer_objects()
-    table.attrs["read_as"] = [f"the sheet {first!r} of several ({listed(others)} left out)"] if others else []
+    said = [f"the sheet {first!r} of several ({listed(others)} left out)"] if others else []
+    table.attrs["read_as"] = said + [f"{titles} lines before the header left out"] * bool(titles)
     return table
 
 
