@@ -18,6 +18,7 @@ from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism
 from otpdag.model import Model
 from otpdag.numerics import Array
+from otpdag.problem import Units
 
 
 @dataclass(eq=False, repr=False)
@@ -118,7 +119,11 @@ class GaussianMixture(DensityMixin, ModelEstimator):
         )
         self._read_params()
         self.converged_, self.n_iter_ = self.result_.status.converged, max(len(self.result_.history), 1)
-        self.lower_bound_ = float(np.average(self._log_likelihood(rows), weights=weight))
+        problem = self.result_.problem
+        if isinstance(problem, Units) and problem.is_likelihood:  # what was minimised is its negative
+            self.lower_bound_ = -self.result_.loss
+        else:
+            self.lower_bound_ = float(np.average(self._log_likelihood(rows), weights=weight))
         return self
 
     def fit_predict(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> NDArray[np.intp]:
