@@ -50,8 +50,10 @@ DIFFERENCES = (
     "Coherence is of the corpora as they are at hand, judged by themselves, while the paper does not say which texts "
     "it counts pairs of words in; so rows of this run compare with each other, and with the paper's only roughly. "
     "*Paper mode* is the published practice by our code, and comes to the coherence and diversity that the paper "
-    "prints for it; SVI, EM and ProdLDA, run to where they end, come further here than there. The default reads from "
-    "the documents whether the model's own likelihood or the transport of pairs of words suits them. "
+    "prints for it; SVI, EM and ProdLDA, run to where they end, come further here than there. After 100 "
+    "epochs its product is 0.055, and 0.048 where Gaussian noise is multiplied by the variance, as printed. The "
+    "default reads from the documents whether the model's own likelihood or the transport of pairs of words suits "
+    "them. "
     "BBC News had been seen when the share of its background was chosen (decision 0032), so its row is no blind test."
 )
 
