@@ -1,11 +1,12 @@
 """Networks on a replica axis, against torch.nn, and relaxed draws, against their limits."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from otpdag.layers import apply_mlp, gumbel_softmax, init_mlp
-from otpdag.numerics import apply_linear, expand_to, nearest, side_by_side
+from otpdag.numerics import apply_linear, expand_to, nearest, one_hot, side_by_side, sums_by_row
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -38,10 +39,36 @@ def test_categories_of_many_levels_are_looked_up_and_changes_are_seen():
     inputs = torch.eye(300).double()[torch.randint(300, (1, 40), generator=rng)]
     for _ in range(2):  # what is known of a tensor serves again
         torch.testing.assert_close(apply_linear(inputs, weight), inputs @ weight)
+    for axis in (0, 1):  # what is expanded is alike
+        many = inputs.unsqueeze(axis).expand(*(-1,) * axis, 3, *(-1,) * (3 - axis))
+        torch.testing.assert_close(apply_linear(many, weight), torch.einsum("...p,pd->...d", many, weight[0]))
     inputs[0, 0] = inputs[0, 0].roll(1)
     torch.testing.assert_close(apply_linear(inputs, weight), inputs @ weight)
+    two_and_none = inputs.clone()
+    two_and_none[0, 0], two_and_none[0, 1] = inputs[0, 0] + inputs[0, 0].roll(2), 0.0
     inputs[0, 0] = 0.5  # no longer one category
-    torch.testing.assert_close(apply_linear(inputs, weight), inputs @ weight)
+    for one in (inputs, two_and_none, 2 * inputs):
+        torch.testing.assert_close(apply_linear(one, weight), one @ weight)
+
+
+@pytest.mark.parametrize("size", [4, 300])
+def test_sums_by_row_are_those_of_a_loop(size):
+    rng = np.random.default_rng(size)
+    codes, values = rng.integers(0, size, 40), rng.normal(size=(40, 2))
+    inputs = one_hot(torch.from_numpy(codes), size)
+    loop = np.zeros((size, 2))
+    np.add.at(loop, codes, values)
+    np.testing.assert_allclose(sums_by_row(inputs, torch.from_numpy(values)), loop)
+    soft = torch.softmax(torch.from_numpy(rng.normal(size=(40, size))), -1)
+    np.testing.assert_allclose(sums_by_row(soft, torch.from_numpy(values)), soft.numpy().T @ values)
+
+
+@pytest.mark.parametrize("size", [3, 30_000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.uint8])
+def test_categories_are_vectors_with_a_one(size, dtype):
+    codes = torch.randint(-1, size, (2, 20), generator=torch.Generator().manual_seed(size))
+    expected = torch.arange(size) == codes.unsqueeze(-1)
+    assert torch.equal(one_hot(codes, size, dtype), expected.to(dtype))
 
 
 def test_columns_are_broadcast_before_they_are_joined():

@@ -15,6 +15,7 @@ Also joint states of several categories, tensors with a replica axis, and thread
 from __future__ import annotations
 
 import math
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -125,7 +126,21 @@ def joint_one_hot(sizes: Sequence[int]) -> list[Tensor]:
     >>> joint_one_hot([1, 2])[1].tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    return [torch.eye(size, dtype=torch.float64)[code] for size, code in zip(sizes, joint_codes(sizes), strict=True)]
+    return [one_hot(code, size) for size, code in zip(sizes, joint_codes(sizes), strict=True)]
+
+
+def one_hot(codes: Tensor, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Vectors (..., size) with a one at a code, and none where that is negative; large ones take memory at ones alone.
+
+    >>> one_hot(torch.tensor([1, -1]), 2).tolist()
+    [[0.0, 1.0], [0.0, 0.0]]
+    """
+    many, at = codes.numel() * size, codes.unsqueeze(-1)
+    if many < 2**20:
+        empty = torch.zeros(many, dtype=dtype)
+    else:
+        empty = torch.frombuffer(mmap.mmap(-1, many * dtype.itemsize, access=mmap.ACCESS_COPY), dtype=dtype)
+    return empty.reshape(*codes.shape, size).scatter_(-1, at.clamp(min=0), (at >= 0).to(dtype))
 
 
 Array = NDArray[np.float64]
@@ -167,18 +182,36 @@ def apply_linear(inputs: Tensor, weight: Tensor) -> Tensor:
     return torch.matmul(inputs, expand_to(weight, inputs.ndim, event_dims=2))
 
 
+def sums_by_row(inputs: Tensor, values: Tensor) -> Tensor:
+    """Multiply ``inputs`` (..., N, P), transposed, by ``values`` (..., N, d): where each chooses one row, by adding up.
+
+    >>> sums_by_row(torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0], [2.0], [3.0]])).tolist()
+    [[2.0], [4.0]]
+    """
+    row = _chosen_rows(inputs) if inputs.shape[-1] >= 256 else None
+    if row is None:
+        return inputs.mT @ values
+    total = values.new_zeros(*values.shape[:-2], inputs.shape[-1], values.shape[-1])
+    return total.scatter_add(-2, row.unsqueeze(-1).expand(values.shape), values)
+
+
 def _chosen_rows(inputs: Tensor) -> Tensor | None:
     """Where each of some inputs (..., P) is one and all else zero (...); None if they are not like that.
 
-    A tensor is looked at once: rows stay the same in all evaluations of a fit.
+    A tensor is looked at once, and so is each part of one: rows stay the same in all evaluations of a fit.
     """
-    if _CHOSEN.get(inputs, (-1, None))[0] != inputs._version:
-        one = (inputs.sum(-1) == 1) & (inputs.amax(-1) == 1) & (inputs.amin(-1) == 0)
-        _CHOSEN[inputs] = inputs._version, inputs.argmax(-1) if bool(one.all()) else None
-    return _CHOSEN[inputs][1]
+    known = _CHOSEN.setdefault(inputs if inputs._base is None else inputs._base, {})
+    part = inputs._version, inputs.storage_offset(), inputs.shape, inputs.stride()
+    if part not in known:
+        one = inputs[tuple(slice(None if step else 1) for step in inputs.stride()[:-1])]  # what is expanded is alike
+        flat = one.flatten(0, -2)
+        place, row = flat.nonzero().T if torch.count_nonzero(flat) == len(flat) else torch.zeros(2, 0).long()
+        is_each = len(row) == len(flat) and bool((place.diff() == 1).all() & (flat[place, row] == 1).all())
+        known[part] = row.reshape(one.shape[:-1]).expand(inputs.shape[:-1]) if is_each else None
+    return known[part]
 
 
-_CHOSEN: MutableMapping[Tensor, tuple[int, Tensor | None]] = WeakIdKeyDictionary()
+_CHOSEN: MutableMapping[Tensor, dict[tuple[object, ...], Tensor | None]] = WeakIdKeyDictionary()
 
 
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:

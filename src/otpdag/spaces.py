@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.numerics import one_hot
 
 Array = NDArray[Any]
 CostKind = Literal["squared", "smooth l1", "cross-entropy"]
@@ -408,7 +409,8 @@ class Discrete(Space):
 
     def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
         """One-hot vectors of codes; all zeros where these are NaN."""
-        return torch.from_numpy(cells == np.arange(self.size)).to(dtype)
+        known = (cells >= 0) & (cells < self.size) & (cells == np.floor(cells))
+        return one_hot(torch.from_numpy(np.where(known, cells, -1)[..., 0]).long(), self.size, dtype)
 
     def decode(self, values: Array) -> Array:
         """The code of the largest entry; NaN where there is none."""

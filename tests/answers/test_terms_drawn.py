@@ -55,6 +55,18 @@ def test_curve_of_a_spline_covers_the_truth_and_is_drawn():
     np.testing.assert_allclose(drawn.lines[0].get_ydata(), found["term"])
 
 
+def test_other_numbers_stand_at_their_means_and_categories_at_the_first():
+    rng = np.random.default_rng(6)
+    x, w, town = rng.normal(1.0, 1.0, 300), rng.normal(2.0, 1.0, 300), rng.integers(0, 2, 300)
+    y = 0.5 * x - 0.3 * x * w + x * town + w + 0.2 * rng.normal(size=300)
+    rows = pd.DataFrame({"x": x, "w": w, "town": np.array(["north", "south"])[town], "y": y})
+    nodes = {"x": m.Normal(), "w": m.Normal(), "town": m.Categorical(2), "y": m.Normal(terms="x * w + x * C(town)")}
+    result = otp.fit(otp.Model(otp.Graph([(one, "y") for one in ("x", "w", "town")]), nodes), rows)
+    found, other = result.term("y", "x", points=5), smf.ols("y ~ x * w + x * C(town)", rows).fit()
+    slope = other.params["x"] + other.params["x:w"] * w.mean()  # of the north
+    np.testing.assert_allclose(found["term"], slope * (found["x"] - x.mean()), atol=1e-4)
+
+
 def test_what_is_no_numeric_parent_is_refused(table):
     result, _ = fitted(table, "poisson")
     with pytest.raises(otp.ModelError, match=r"parent must be a number that node 'y' reads, of \['x'\]; got 'town'"):

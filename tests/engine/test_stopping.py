@@ -14,6 +14,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.engine.monitor import Cause, Stopping
 from otpdag.errors import ModelError, OutOfTime
 
 pytestmark = pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
@@ -215,3 +216,17 @@ def test_sigterm_writes_the_checkpoint_and_ends_the_process(tmp_path):
     assert child.returncode == -signal.SIGTERM
     assert "not ended" not in said
     assert path.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM")
+def test_a_signal_that_was_held_back_comes_when_the_fit_has_ended():
+    came, before = [], signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        stopping = Stopping()
+        with stopping.listening(to_terminate=True):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopping.cause is Cause.INTERRUPT
+            assert not came
+        assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -462,3 +462,14 @@ def test_losses_of_single_rows_are_finite(monkeypatch):
     monkeypatch.setattr(row_problem, "log_evidence", lambda *_: evidence)
     assert along.unit_losses(start)[0, :4].tolist() == [WORST_LOSS, WORST_LOSS, 2.0, 0.0]
     assert WORST_LOSS == 1e12
+
+
+def test_counts_below_thousands_of_categories_have_the_mean_of_each():
+    rng = np.random.default_rng(5)
+    level = np.concatenate([np.arange(2000), rng.integers(0, 2000, 4000)])
+    count = rng.poisson(np.exp(rng.normal(size=2000))[level])  # none at all of many
+    table = pd.DataFrame({"a": level.astype(str), "y": count})
+    model = otp.Model(otp.Graph([("a", "y")]), {"a": m.Categorical(2000), "y": m.Poisson()})
+    of_level = table.groupby("a")["y"]
+    log_prob = stats.poisson.logpmf(count, of_level.transform("mean")) + np.log(of_level.transform("size") / len(table))
+    assert otp.fit(model, table, seed=1).loss == pytest.approx(-log_prob.mean(), abs=1e-6)

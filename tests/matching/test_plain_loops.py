@@ -182,3 +182,27 @@ def test_rows_that_a_model_makes_are_compared_as_they_are(matched):
     assert made.rows == 5000
     assert a.mean() == pytest.approx(float(naturals["a"]["loc"].squeeze()), abs=0.1 * a.std())
     assert (b - loc - weight * a).std() == pytest.approx(scale, rel=0.05)
+
+
+def test_as_many_rows_are_not_explained_as_are_left_out(matched):
+    problem, points = matched
+    for share in (0.0, 0.02, 0.05):
+        (found,) = problem.explained(points, torch.tensor([share]))
+        assert int((~found).sum()) == pytest.approx(80 * share, abs=1.0)
+
+
+# -- nodes without slopes ----------------------------------------------------------------------------------------------
+
+
+def test_slopes_of_a_simulator_with_jumps_are_central_differences_of_the_cost():
+    node = m.Simulator(lambda parents, noise, loc: torch.floor(loc + noise), {"loc": otp.start(0.0)})
+    model = otp.Model(otp.Graph([], nodes=["x"]), {"x": node})
+    table = pd.DataFrame({"x": np.floor(np.random.default_rng(6).normal(1.0, 1.0, 200))})
+    problem, points = laid_out(model, table, otp.transport(points=64), 1)
+    reach = problem.points.size**-0.5  # so many points tell parameters apart that are so far apart
+    assert problem.contradicts_slopes(points)
+    jumping = replace(problem, jumps=True)
+    ends = [float(jumping.loss(points + sign * reach).total) for sign in (1, -1)]
+    leaf = points.detach().requires_grad_(True)
+    (slope,) = torch.autograd.grad(jumping.loss(leaf).total.sum(), leaf)
+    assert slope.item() == pytest.approx((ends[0] - ends[1]) / (2 * reach), rel=1e-6)

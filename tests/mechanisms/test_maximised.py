@@ -120,7 +120,8 @@ def test_two_coordinates_are_two_regressions():
         (m.Normal(loc=otp.tie("level")), False),
         (m.Normal(floor=0.1), False),
         (m.Normal(2, isotropic=True), False),
-        (m.Poisson(), False),
+        (m.Poisson(), True),
+        (m.Poisson(rate=2.0), False),
     ],
 )
 def test_what_is_given_tied_or_bounded_has_no_closed_form(mechanism, has):

@@ -22,10 +22,10 @@ def test_tables_are_read_at_the_configuration_of_each_row():
     np.testing.assert_allclose(found, own.numpy()[:, a * 2 + b])
     shared = node.row_of(own[:, :1], {name: one[None] for name, one in parents.items()}, 3)
     torch.testing.assert_close(shared, own[:, :1])
-    weight = torch.as_tensor(rng.uniform(size=8))
-    spread = node.weights_by_row(6, parents, weight)
-    np.testing.assert_allclose(spread, np.eye(6)[a * 2 + b] * weight.numpy()[:, None])
-    torch.testing.assert_close(node.weights_by_row(1, parents, weight), weight.unsqueeze(-1))
+    values = rng.normal(size=(8, 2))
+    sums = [values[a * 2 + b == row].sum(0) for row in range(6)]
+    np.testing.assert_allclose(node.summed(torch.as_tensor(values), 6, parents), sums)
+    np.testing.assert_allclose(node.summed(torch.as_tensor(values), 1, parents), values.sum(0, keepdims=True))
 
 
 def test_means_by_row_are_pulled_to_the_mean_of_all():

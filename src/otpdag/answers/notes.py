@@ -283,7 +283,8 @@ def _noise(fitted: Fitted, batch: Batch, most: int = 6) -> dict[tuple[str, int],
         params, value = fitted.naturals[node], batch.values[node]
         parents = {parent: batch.values[parent] for parent in family}
         if mechanism.space.is_discrete:
-            noise = (value - mechanism.log_probs(params, parents, value).detach().exp())[0, :, 1 : most + 1]
+            some = slice(1, most + 1)
+            noise = (value[..., some] - mechanism.log_probs(params, parents, value)[..., some].detach().exp())[0]
         else:
             noise = abducted(mechanism, params, value, parents, torch.full_like(value, 0.5)).detach()[0]
             noise = torch.special.ndtri(noise) if mechanism.noise.kind == "uniform" else noise

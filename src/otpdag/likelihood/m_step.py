@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from otpdag.likelihood.elimination.evidence import Counts, Moments, Rows, Statistics
-from otpdag.mechanisms.base import ExponentialFamily, Mechanism, Params, Regressed, log_prior
+from otpdag.mechanisms.base import ExponentialFamily, Mechanism, Params, Regressed, feature_sums, log_prior
 from otpdag.structure import pack, unpack
 
 
@@ -27,7 +27,12 @@ def maximised(mechanism: Mechanism, params: Params, statistics: Sequence[Statist
         assert isinstance(mechanism, ExponentialFamily), "nodes without a closed form are not asked"
         counts = first.table()
         return mechanism.raw(mechanism.fitted(params, counts.expand(replicas, *counts.shape[1:])))
-    assert isinstance(first, Moments), "a node with a closed form is a table or linear"
+    if isinstance(first, Rows):
+        assert isinstance(mechanism, ExponentialFamily), "nodes without a closed form are not asked"
+        node, rows = mechanism.family.node, first.complete
+        sums = sum(feature_sums(mechanism, one.values[node], one.values, one.weight) for one in rows)
+        return mechanism.raw(mechanism.fitted(params, torch.as_tensor(sums).expand(replicas, -1, -1)))
+    assert isinstance(first, Moments), "the others with a closed form are linear"
     assert isinstance(mechanism, Regressed), "nodes without a closed form are not asked"
     moments = first.by_coordinate()
     for one in others:

@@ -291,8 +291,9 @@ class GraphProblem(TableRows):
 
     def _has_maximiser(self, node: str) -> bool:
         """Whether a node's M-step has a closed form, and is the one of its density."""
-        family = next(one for one in self.unplaced.families if one.node == node)
-        return (family.is_table or family.is_linear) and has_closed_form(family.mechanism)
+        family, masks = next(one for one in self.unplaced.families if one.node == node), self.batch.mask
+        is_seen = not family.follows and all(name in masks and bool(masks[name].all()) for name in family.names)
+        return (family.is_table or family.is_linear or is_seen) and has_closed_form(family.mechanism)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows."""

@@ -12,7 +12,7 @@ import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import FUNCTION, Axis, Fixed, Parameter, as_setting, decode, encode
-from otpdag.numerics import side_by_side
+from otpdag.numerics import side_by_side, sums_by_row
 from otpdag.spaces import Space
 
 Params = Mapping[str, Tensor]
@@ -421,13 +421,19 @@ def fitted_to_rows(
     >>> fitted_to_rows(coin, before, torch.eye(2), {}, torch.tensor([[300.0, 100.0]]))["probs"]
     tensor([[[0.7499, 0.2501]]])
     """
+    sums = feature_sums(mechanism, value, parents, weight)
+    return cast("ExponentialFamily", mechanism).fitted(params, sums)
+
+
+def feature_sums(mechanism: Mechanism, value: Tensor, parents: Parents, weight: Tensor) -> Tensor:
+    """Weighted sums of features by configuration of the discrete parents (R, C, F), as for :func:`fitted_to_rows`."""
     features = None
     if isinstance(mechanism, ExponentialFamily):
-        features = mechanism.features(value, torch.ones_like(value[:, :1], dtype=torch.bool))
-    if not isinstance(mechanism, ExponentialFamily) or features is None:
+        features = mechanism.features(value, torch.ones_like(value[..., :1], dtype=torch.bool))
+    if features is None:
         raise NotImplementedError(f"{type(mechanism).__name__} has no features with these parents")
     config, share = configurations(mechanism.family, parents), weight.unsqueeze(-1)
-    return mechanism.fitted(params, (share if config is None else share * config).mT @ features)
+    return share.mT @ features if config is None else sums_by_row(config, share * features)
 
 
 def log_prior(mechanism: Mechanism, params: Params) -> Tensor | None:

@@ -17,7 +17,7 @@ from otpdag.mechanisms.generalised_linear import LOGIT, between, softmax
 from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, PseudoCounts, SettingLike
 from otpdag.mechanisms.predictor import Predicted, Predictor
 from otpdag.mechanisms.quantiles import BETA, inside_unit
-from otpdag.numerics import apply_linear, expand_to
+from otpdag.numerics import apply_linear, expand_to, sums_by_row
 from otpdag.spaces import Count, Discrete, Simplex, Space, Vector
 
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
@@ -205,8 +205,10 @@ class Categorical(Category, Shares):
         """Weighted frequencies, smoothed by one row's worth of the overall ones; or a logistic regression."""
         if not self.is_table:
             return self.predictor.start(value, parents, weight, softmax)
-        overall = (weight.unsqueeze(-1) * value).sum(0) + 1.0
-        counts = self.weights_by_row(self.predictor.rows, parents, weight).T @ value
+        counts = overall = sums_by_row(value, weight.unsqueeze(-1)).T
+        if self.predictor.rows > 1:
+            counts = self.summed(weight.unsqueeze(-1) * value, self.predictor.rows, parents)
+        overall = overall[0] + 1.0
         return self.fitted({"probs": (overall / overall.sum()).expand_as(counts)}, counts, prior=1.0)
 
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
@@ -455,7 +457,7 @@ class Multinomial(Shares):
         overall = overall / overall.sum()
         if self.form == "topics":
             return {"topics": _fit_topics(parents[self.source or ""], counts, overall)}
-        counted = self.weights_by_row(self.predictor.rows, parents, weight).T @ value + overall
+        counted = self.summed(weight.unsqueeze(-1) * value, self.predictor.rows, parents) + overall
         return {"probs": counted / counted.sum(-1, keepdim=True)}
 
     def log_shares(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:

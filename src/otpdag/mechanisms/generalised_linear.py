@@ -19,6 +19,7 @@ from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import UNIT, Axis, Fixed, Parameter, Setting, SettingLike, Start, as_setting
 from otpdag.mechanisms.predictor import Cellwise, Censorable, Equations, least_squares
 from otpdag.mechanisms.quantiles import BETA, GAMMA, inside_unit, poisson_quantile
+from otpdag.numerics import apply_linear
 from otpdag.spaces import Count, Positive, Unit, Vector
 
 # -- regressions -------------------------------------------------------------------------------------------------------
@@ -53,7 +54,8 @@ class Link:
         eta = self.line((0.5 * (target + centre)).clamp(*self.inside))
         found = least_squares(config, values, eta, weight * self.precision(self.mean(eta)), offset)
         for _ in range(self.steps - 1):
-            eta = (offset + config @ found[0] + values @ found[1]).clamp(-self.largest, self.largest)
+            eta = offset + apply_linear(config[None], found[0][None])[0] + values @ found[1]
+            eta = eta.clamp(-self.largest, self.largest)
             mean = self.mean(eta)
             working = eta + (target - mean) / self.slope(mean).clamp(min=1e-12)
             before, found = found, least_squares(config, values, working, weight * self.precision(mean), offset)
@@ -80,7 +82,7 @@ def softmax(
     shares, equations = counts / size.clamp(min=1e-12), Equations(config, values, weight * size)
     table, slopes = (counts.new_zeros(block.shape[1], counts.shape[1]) for block in (config, values))
     for _ in range(steps):
-        probs = torch.softmax(offset + config @ table + values @ slopes, -1)
+        probs = torch.softmax(offset + apply_linear(config[None], table[None])[0] + values @ slopes, -1)
         step = equations.solved(2 * (shares - probs))
         table, slopes = table + step[0], slopes + step[1]
         if torch.cat(step).abs().amax() <= settled:
@@ -314,6 +316,11 @@ class Poisson(LogLinearCount):
     >>> Poisson().space
     Count(dim=1)
     """
+
+    @property
+    def has_closed_form(self) -> bool:
+        """A table of rates that is all to be learned."""
+        return self.has_only_tables and self.declared()["log_rate"].setting is None
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
         """One and the count of every cell that is seen, and the logarithm of the factorials."""

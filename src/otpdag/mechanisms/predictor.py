@@ -47,7 +47,7 @@ from otpdag.mechanisms.parameters import (
     Tied,
     as_setting,
 )
-from otpdag.numerics import apply_linear, expand_to, side_by_side
+from otpdag.numerics import apply_linear, expand_to, side_by_side, sums_by_row
 from otpdag.spaces import Interval, Positive, Real, Space, Vector
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class Equations:
     def __init__(self, config: Tensor, values: Tensor, weight: Tensor) -> None:
         self.config, self.values, self.weight = config, values, weight
         self.total = weight.sum(0).clamp(min=1e-300)
-        self.diagonal = config.T @ weight + self.table_ridge * self.total / max(config.shape[1], 1)
+        self.diagonal = sums_by_row(config, weight) + self.table_ridge * self.total / max(config.shape[1], 1)
         if values.shape[1]:
-            self.cross = config.T @ (weight * values)
+            self.cross = sums_by_row(config, weight * values)
             gram = values.T @ (weight * values) - self.cross.T @ (self.cross / self.diagonal)
             self.gram = gram + self.slope_ridge * self.total.max() * torch.eye(values.shape[1], dtype=values.dtype)
 
@@ -94,7 +94,7 @@ class Equations:
         weighed = self.weight * response
         mean = weighed.sum(0) / self.total if self.config.shape[1] else torch.zeros_like(response[0])
         centred = weighed - self.weight * mean
-        table_side = self.config.T @ centred
+        table_side = sums_by_row(self.config, centred)
         if not self.values.shape[1]:
             return table_side / self.diagonal + mean, self.values.new_zeros(0, response.shape[1])
         slopes = torch.linalg.solve(self.gram, self.values.T @ centred - self.cross.T @ (table_side / self.diagonal))
@@ -680,16 +680,17 @@ class Predicted(Mechanism):
         config = None if table.shape[1] == 1 else configurations(self.family, parents)
         return expand_to(table[:, 0], ndim) if config is None else apply_linear(config, table)
 
-    def weights_by_row(self, rows: int, parents: Parents, weight: Tensor) -> Tensor:
-        """Weights (N,) spread over the rows of a table: (N, rows)."""
+    def summed(self, values: Tensor, rows: int, parents: Parents) -> Tensor:
+        """Sums of ``values`` (N, d) by row of a table: (rows, d)."""
         config = None if rows == 1 else configurations(self.family, parents)
-        return weight.unsqueeze(-1) if config is None else config * weight.unsqueeze(-1)
+        return values.sum(0, keepdim=True) if config is None else sums_by_row(config, values)
 
     def pooled(self, values: Tensor, rows: int, parents: Parents, weight: Tensor, prior: float = 2.0) -> Tensor:
         """Weighted means of ``values`` (N, d) by row, each with ``prior`` rows' worth of the overall mean."""
-        share = self.weights_by_row(rows, parents, weight)
-        overall = (weight.unsqueeze(-1) * values).sum(0) / weight.sum().clamp(min=1e-12)
-        return (share.T @ values + prior * overall) / (share.sum(0).unsqueeze(-1) + prior)
+        weight = weight.unsqueeze(-1)
+        overall = (weight * values).sum(0) / weight.sum().clamp(min=1e-12)
+        sums = self.summed(weight * values, rows, parents) + prior * overall
+        return sums / (self.summed(weight, rows, parents) + prior)
 
     @property
     def own_axis(self) -> Axis:

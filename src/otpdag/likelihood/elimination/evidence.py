@@ -43,7 +43,7 @@ from otpdag.likelihood.elimination.unknown_numbers import (
     placed_lines,
 )
 from otpdag.mechanisms.base import Params, configurations, numeric
-from otpdag.numerics import side_by_side
+from otpdag.numerics import side_by_side, sums_by_row
 from otpdag.problem import KnownGradient
 from otpdag.structure import Naturals
 
@@ -502,7 +502,10 @@ def column_moments(family: FamilyView, rows: WeighedRows, shift: Tensor) -> Tens
     columns = side_by_side([value, *([] if beside is None else [beside]), torch.ones_like(value[..., :1])]) - shift
     if config is None:
         return ((weight * columns).mT @ columns).unsqueeze(1)
-    return torch.einsum("rnc,rni,rnj->rcij", weight * config, columns, columns)
+    if config.shape[-1] < columns.shape[-1]:
+        return torch.einsum("rnc,rni,rnj->rcij", weight * config, columns, columns)
+    products = (weight.unsqueeze(-1) * columns.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-2)
+    return sums_by_row(config, products).unflatten(-1, (columns.shape[-1],) * 2)
 
 
 # -- the evidence ------------------------------------------------------------------------------------------------------
