@@ -247,3 +247,18 @@ def test_models_whose_groups_make_no_sense_are_refused() -> None:
     model = otp.Model(graph, {**dict.fromkeys("uvw", shared), "b": m.Bernoulli()})
     with pytest.raises(ModelError, match="shares 3 numbers"):
         otp.fit(model, grouped(9, 10))
+
+
+@pytest.mark.parametrize(
+    ("school", "message"),
+    [
+        ([1, True, "a"], "holds truth values and numbers"),
+        ([["a"], ["b"], ["c"]], "must hold labels"),
+        ([None, "a", "b"], "says where a row"),
+    ],
+)
+def test_cells_that_tell_no_group_are_refused(school: list[object], message: str) -> None:
+    model = otp.Model(otp.Graph([("u", "y")], hidden=["u"]), {"u": m.Normal(group="school"), "y": m.Normal()})
+    table = pd.DataFrame({"y": np.arange(30.0), "school": pd.Series(10 * school, dtype=object)})
+    with pytest.raises(otp.DataError, match=message):
+        otp.fit(model, table)

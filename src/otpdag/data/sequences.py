@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch, mixed, row_hashes
-from otpdag.data.columns import Schema, Table, known_table, to_numpy
+from otpdag.data.columns import Schema, Table, find_labels, known_table, to_numpy
 from otpdag.data.table import encode, read_weights
 from otpdag.errors import DataError
 
@@ -179,7 +179,7 @@ def _from_frame(frame: pd.DataFrame, sequence: str | None, time: str | None) -> 
             raise DataError(f"{argument} must name a column; got {name!r}, the table has {list(frame.columns)}")
     for name in (sequence, time):
         if name is not None and bool(frame[name].isna().any()):
-            raise DataError(f"column {name!r} must have no missing values: it says where a step belongs")
+            raise DataError(f"column {name!r} must have no missing values: it says where a row belongs")
     keys = [name for name in (sequence, time) if name is not None]
     if time is not None:
         twice = frame.duplicated(keys)
@@ -190,6 +190,8 @@ def _from_frame(frame: pd.DataFrame, sequence: str | None, time: str | None) -> 
         ordered = frame if time is None else frame.sort_values(time, kind="stable")
         lengths = np.array([len(frame)])
     else:
+        if frame[sequence].dtype == object:
+            find_labels(frame[sequence])  # refuses 1 beside True, which are one key, and what is none
         code = pd.factorize(frame[sequence])[0]
         order = np.argsort(code, kind="stable") if time is None else np.lexsort((frame[time].to_numpy(), code))
         ordered = frame.iloc[order]
