@@ -20,7 +20,8 @@ from experiments.metrics import patterns_recovered, top_words, topic_errors
 from experiments.mixtures import METHODS, Paired, simulate
 from experiments.paper_chain import fit_paper, least_cost
 from experiments.paper_codebook import PaperCodebook
-from otpdag.datasets import bars, poisson_chain
+from experiments.small_models import poisson_chain
+from otpdag.datasets import bars
 from otpdag.errors import ConvergenceWarning, DataError
 from otpdag.estimators import LatentDirichletAllocation
 from otpdag.metrics import npmi_coherence, topic_diversity

@@ -11,7 +11,7 @@ import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from benchmarks.harness import Case, Outcome, Record, Settings, Skip, streams, summary, timed
-from otpdag.datasets import poisson_chain
+from experiments.small_models import poisson_chain
 from otpdag.estimators import HiddenMarkovModel
 
 STATES, SEQUENCES, LENGTH = 4, 250, 200

@@ -21,9 +21,8 @@ from benchmarks import speed_peers as peers
 from benchmarks.child import in_child
 from benchmarks.harness import Case, Record, Settings, Skip, Streams, streams
 from benchmarks.problems import mixed_dag_model
-from experiments.small_models import latent_class, mixed_dag
+from experiments.small_models import latent_class, mixed_dag, poisson_chain
 from otpdag import mechanisms as m
-from otpdag.datasets import poisson_chain
 from otpdag.estimators import GaussianMixture, HiddenMarkovModel
 
 SECONDS = 600.0  # of wall clock that a child may take

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from baselines import hmm
 from experiments.paper_chain import fit_paper
 from experiments.registry import Run
-from otpdag.datasets import poisson_chain
+from experiments.small_models import poisson_chain
 from otpdag.estimators import HiddenMarkovModel
 
 STATES, SEQUENCES, LENGTH, STARTS = 4, 250, 200, 5

@@ -1,4 +1,4 @@
-"""Small models with their truth: factors, classes, mixtures, a mixed network; and cells lost.
+"""Small models with their truth: factors, classes, mixtures, a mixed network, a chain of counts; and cells lost.
 
 A generator takes the number of rows and a numpy ``Generator``, draws a truth and then rows, and returns both.
 """
@@ -206,3 +206,35 @@ def delete_cells(frame: pd.DataFrame, share: float, generator: np.random.Generat
         raise ValueError(f"`share` must be between 0 and 1; got {share}")
     lost = generator.random(frame.shape) < share
     return frame.astype(float).mask(lost)
+
+
+def poisson_chain(
+    sequences: int, length: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Truth]:
+    """Draw counts from a Poisson hidden Markov model with four states (Section 5.2 of the paper).
+
+    The rates come from U(10, 20), U(30, 40), U(50, 60) and U(80, 90), the probability to stay in a state from
+    U(0.8, 0.9); a chain that moves goes to any other state alike, and begins in any. Every sequence has its own path.
+
+    Args:
+        sequences: Number of sequences.
+        length: Steps of each.
+        rng: Source of all randomness.
+
+    Returns:
+        The counts and the states, both (sequences, length), and the truth.
+    """
+    rates = np.array([rng.uniform(low, high) for low, high in ((10, 20), (30, 40), (50, 60), (80, 90))])
+    stay = rng.uniform(0.8, 0.9)
+    size = len(rates)
+    states = np.empty((sequences, length), dtype=np.int64)
+    states[:, 0] = rng.integers(size, size=sequences)
+    for step in range(1, length):
+        moved = (states[:, step - 1] + rng.integers(1, size, size=sequences)) % size
+        states[:, step] = np.where(rng.random(sequences) < stay, states[:, step - 1], moved)
+    truth: Truth = {
+        "z": {"stay": np.array(stay)},
+        "z[0]": {"probs": np.full(size, 1 / size)},
+        "x": {"log_rate": np.log(rates)},
+    }
+    return rng.poisson(rates[states]), states, truth

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 import otpdag as otp
+from experiments.small_models import poisson_chain
 from otpdag import mechanisms as m
 from otpdag.data import Batch, Schema
 from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
-from otpdag.datasets import poisson_chain
 from otpdag.likelihood.chain_layout import lay_out_chain
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from otpdag.data.sequences import Sequences, as_sequences
 from otpdag.engine import FitResult, fit
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import DataError, ModelError, check_choice, check_count
 from otpdag.model import Model
 
 Criterion = Literal["bic", "aic", "cv"]
@@ -149,8 +149,7 @@ def select(
     >>> select(lambda k: otp.Model(graph, {"z": m.Categorical(k), "x": m.Normal()}), range(1, 4), table).best
     2
     """
-    if criterion not in COLUMNS:
-        raise ModelError(f"criterion must be 'bic', 'aic' or 'cv'; got {criterion!r}")
+    check_choice("criterion", criterion, tuple(COLUMNS))
     tried = list(dict.fromkeys(values))
     if not tried:
         raise ModelError("values must hold at least one value; got none")
@@ -230,8 +229,7 @@ def _validated(model: Model, data: Any, folds: int, seed: int, options: Mapping[
 
 def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any, Any, NDArray[np.float64]]]:
     """Rows (or sequences) to fit, those held out, and how many steps each of these has."""
-    if folds < 2:
-        raise ModelError(f"folds must be at least 2; got {folds}")
+    check_count("folds", folds, 2)
     if model.graph.is_dynamic:
         sequences = as_sequences(data)
         table, lengths = sequences.table, sequences.lengths

@@ -180,7 +180,7 @@ def check_seconds(name: str, seconds: object) -> None:
         raise ModelError(f"{name} must be a number of seconds above zero; got {seconds!r}")
 
 
-def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: object, allowed: Sequence[str | None]) -> None:
     """Refuse all but some names."""
     if value not in allowed:
         raise ModelError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")

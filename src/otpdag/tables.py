@@ -19,8 +19,8 @@ from otpdag.structure import Structure
 __all__ = ["estimates", "interval_ends"]
 
 
-class Named(Protocol):
-    """What names of parameters need of a model."""
+class Described(Protocol):
+    """A model, or what inference needs of it."""
 
     @property
     def structure(self) -> Structure:
@@ -30,10 +30,6 @@ class Named(Protocol):
     def labels(self, node: str) -> tuple[Label, ...]:
         """What the categories of a node are called."""
         ...
-
-
-class Described(Named, Protocol):
-    """A model, or what inference needs of it."""
 
     def params(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
         """Parameters by node and name."""
@@ -111,18 +107,11 @@ def _places(model: Described, node: str, name: str, shape: tuple[int, ...]) -> l
     """Names along each axis of a parameter, as its mechanism tells; plain numbers where it tells nothing."""
     axes = model.structure.mechanisms[node].axes().get(name)
     if axes is not None:
-        named = [names for axis in axes for names in _names_along(model, node, axis)]
-        # a reader sees no axis for the one coordinate of a number, nor for what all configurations share
-        scalar = [
-            names for axis in axes if axis.coordinates != ((node, 1),) for names in _names_along(model, node, axis)
-        ]
-        for names in (named, scalar):
-            if tuple(map(len, names)) == shape:
-                return names
+        return [names for axis in axes if axis.shown(node) for names in _names_along(model, node, axis)]
     return [[str(i) for i in range(size)] for size in shape]
 
 
-def feature_name(model: Named, feature: Feature) -> str:
+def feature_name(model: Described, feature: Feature) -> str:
     """What a term is called: ``load:season=wet``."""
     parts = (
         name if code is None else f"{name}={model.labels(model.structure.base(name))[code]}" for name, code in feature

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from otpdag.datasets import poisson_chain
+from experiments.small_models import poisson_chain
 
 pytest.importorskip("hmmlearn")
 

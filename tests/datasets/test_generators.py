@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from otpdag.datasets import bars, poisson_chain
+from experiments.small_models import poisson_chain
+from otpdag.datasets import bars
 
 
 def test_states_stay_and_move_and_counts_follow_their_rates():

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import otpdag as otp
+from experiments.small_models import poisson_chain
 from otpdag import mechanisms as m
-from otpdag.datasets import poisson_chain
 from otpdag.engine import result as results
 
 

@@ -14,9 +14,10 @@ from scipy import sparse
 
 import otpdag as otp
 from benchmarks.changed_runs import accepted, changes
+from experiments.small_models import poisson_chain
 from otpdag import mechanisms as m
 from otpdag.data.parts import LocalParts
-from otpdag.datasets import bars, poisson_chain
+from otpdag.datasets import bars
 from otpdag.engine.fingerprint import fingerprint
 from otpdag.engine.monitor import Stopping
 from otpdag.errors import DataError

@@ -7,8 +7,8 @@ import pytest
 import otpdag as otp
 from experiments import small_models
 from experiments.outliers import replace_rows
+from experiments.small_models import poisson_chain
 from otpdag import mechanisms as m
-from otpdag.datasets import poisson_chain
 from otpdag.errors import ModelError
 
 # -- robust fits: outliers are left out and reported, clean data are left alone ---------------------------------------

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import otpdag as otp
+from experiments.small_models import poisson_chain
 from otpdag import mechanisms as m
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam, sequence_data
 from otpdag.engine.fit import recognise
 from otpdag.engine.search import restart_seed

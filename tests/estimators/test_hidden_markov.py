@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import otpdag as otp
-from otpdag.datasets import poisson_chain
+from experiments.small_models import poisson_chain
 from otpdag.estimators import HiddenMarkovModel
 
 LENGTHS = [60] * 10

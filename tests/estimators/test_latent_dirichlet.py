@@ -300,7 +300,7 @@ def test_fractions_weigh_words(documents, fitted):
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (np.array([[1, -1], [2, 3], [1, 1]]), "Negative values.*found -1"),
+        (np.array([[1, -1], [2, 3], [1, 1]]), "Negative values in data passed to X in LatentDirichletAllocation"),
         (np.ones((5, 1)), "vocabulary must have at least 2 words; got 1"),
         (np.ones((1, 6)), "at least as many documents with words as topics, 2; got 1"),
         (np.zeros((5, 6)), "at least as many documents with words as topics, 2; got 0"),

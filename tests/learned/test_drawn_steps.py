@@ -6,11 +6,11 @@ import torch
 from torch.distributions import Normal
 
 import otpdag as otp
+from experiments.small_models import poisson_chain
 from otpdag import mechanisms as m
 from otpdag.backward import amortized_maps
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
-from otpdag.datasets import poisson_chain
 from otpdag.engine import Adam
 from otpdag.learned.sampled import DrawnSteps
 from otpdag.noise import Streams

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from otpdag.datasets import poisson_chain
+from experiments.small_models import poisson_chain
 from tests.dynamic_models import fitted_poisson_hmm, known_state_space, linear_series
 
 

@@ -75,7 +75,7 @@ def test_parents_that_make_no_sense_are_refused():
         m.Quantized(4, 4).setup(m.Family("q", (("z", Real(6)),)))
     with pytest.raises(ModelError, match="has no parents"):
         m.Codes(4).setup(m.Family("c", (("z", Real(6)),)))
-    with pytest.raises(ModelError, match="`size` must be at least 2; got 1"):
+    with pytest.raises(ModelError, match="size must be a whole number of at least 2; got 1"):
         m.Codes(1)
 
 

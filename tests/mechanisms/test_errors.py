@@ -23,14 +23,14 @@ def drop_axis(parents):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: m.Normal(0), "dim must be at least 1; got 0"),
-        (lambda: m.Gamma(-1), "dim must be at least 1; got -1"),
-        (lambda: m.Beta(0), "dim must be at least 1; got 0"),
-        (lambda: m.Poisson(0), "dim must be at least 1; got 0"),
-        (lambda: m.Dirichlet(0), "dim must be at least 1; got 0"),
-        (lambda: m.Categorical(0), "size must be at least 1; got 0"),
-        (lambda: m.Multinomial(1), "categories must be at least 2; got 1"),
-        (lambda: m.Multinomial(3, total=-2), "total must not be negative; got -2"),
+        (lambda: m.Normal(0), "dim must be a whole number of at least 1; got 0"),
+        (lambda: m.Gamma(-1), "dim must be a whole number of at least 1; got -1"),
+        (lambda: m.Beta(0), "dim must be a whole number of at least 1; got 0"),
+        (lambda: m.Poisson(0), "dim must be a whole number of at least 1; got 0"),
+        (lambda: m.Dirichlet(0), "dim must be a whole number of at least 1; got 0"),
+        (lambda: m.Categorical(0), "size must be a whole number of at least 1; got 0"),
+        (lambda: m.Multinomial(1), "categories must be a whole number of at least 2; got 1"),
+        (lambda: m.Multinomial(3, total=-2), "total must be a whole number of at least 0; got -2"),
         (lambda: m.Poisson(rate=1.0, log_rate=0.0), "give `log_rate` or `rate`, not both"),
         (lambda: m.Poisson(rate=0.0), "`rate` must be above zero; got 0.0"),
         (lambda: m.NegativeBinomial(rate=m.start(-1.0)), "`rate` must be above zero; got -1.0"),
@@ -49,7 +49,7 @@ def test_arguments(build, message):
     [
         (m.Normal(scale=-1.0), m.Family("x"), "parameter 'scale' of node 'x' must be a number above zero; got -1.0"),
         (m.Normal(loc=float("nan")), m.Family("x"), "'loc' of node 'x' must be a finite number; got nan"),
-        (m.StudentT(df=1.0), m.Family("x"), "'df' of node 'x' must be a number above one; got 1.0"),
+        (m.StudentT(df=1.0), m.Family("x"), "'df' of node 'x' must be a number above 1; got 1.0"),
         (m.Normal(loc=[1.0, 2.0]), m.Family("x"), r"'loc' of node 'x' must have a shape that broadcasts to \(1, 1\)"),
         (
             m.Categorical(2, probs=[0.5, 0.6]),

@@ -77,7 +77,7 @@ def test_a_floor_of_ones_own_is_kept_and_none_is_zero(mechanism):
     line = np.log(table["x"]) if mechanism is m.LogNormal else table["x"]
     assert scales[0.2] == pytest.approx(0.2 * line.std(ddof=0), rel=0.05)
     assert 0 < scales[0.0] < scales[None] < scales[0.2]
-    with pytest.raises(otp.ModelError, match="floor must not be negative; got -1"):
+    with pytest.raises(otp.ModelError, match="floor must be a number of at least 0; got -1"):
         mechanism(floor=-1)
 
 

@@ -97,7 +97,7 @@ def test_what_is_no_covariance_is_refused():
     for wrong in (np.ones((2, 2)), np.array([[1.0, 0.5], [0.0, 1.0]])):
         with pytest.raises(ModelError, match="'covariance' of node 'x' must be symmetric positive definite"):
             otp.Model(otp.Graph([], nodes=["x"]), {"x": m.MultivariateNormal(2, covariance=wrong)})
-    with pytest.raises(ModelError, match="floor must not be negative; got -1"):
+    with pytest.raises(ModelError, match="floor must be a number of at least 0; got -1"):
         m.MultivariateNormal(2, floor=-1.0)
 
 

@@ -210,7 +210,7 @@ def test_scales_have_the_floor_of_their_columns(isotropic):
     hidden = m.Normal(2, scale=m.start(1.0)).setup(m.Family("x", hidden=True)).scaled_to(value, {}, weight)
     assert hidden.smallest is None
     assert m.Normal(2).setup(m.Family("x")).smallest_scale is None
-    with pytest.raises(ModelError, match=r"floor must not be negative; got -0\.1"):
+    with pytest.raises(ModelError, match=r"floor must be a number of at least 0; got -0\.1"):
         m.Normal(floor=-0.1)
 
 

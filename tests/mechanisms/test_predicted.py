@@ -117,5 +117,5 @@ def test_nodes_and_parents_are_turned_together_or_not_at_all():
 
 def test_a_node_has_a_coordinate_at_least():
     assert m.Normal(1).dim == 1
-    with pytest.raises(ModelError, match="dim must be at least 1; got 0"):
+    with pytest.raises(ModelError, match="dim must be a whole number of at least 1; got 0"):
         m.Normal(0)

@@ -89,7 +89,6 @@ def test_a_network_reads_categories_and_numbers_in_their_units():
     assert set(plain.axes(Axis())) == {"loc"}
     assert plain.with_output_turned(params, torch.tensor([-1.0, 1.0])) is None
     assert plain.slopes_of(params, "r") is None
-    np.testing.assert_array_equal(plain.by_configuration(params["loc"]), params["loc"][:, 0])
 
 
 def test_units_are_means_and_spreads_and_intercepts_are_taken_at_the_centre():
@@ -231,7 +230,6 @@ def test_slopes_belong_to_their_parents_and_turn_with_them():
         "loc": (Axis(categories=(("a", 2), ("b", 3))), own),
         "weight": (Axis(coordinates=(("r", 1), ("s", 2))), own),
     }
-    torch.testing.assert_close(predictor.by_configuration(params["loc"]), before["loc"].reshape(2, 2, 3, DIM))
     assert predictor.axes(own).keys() - Predictor(m.Family("x"), DIM, "loc").axes(own).keys() == {"weight"}
 
 

@@ -9,7 +9,7 @@ from scipy import optimize
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.mechanisms.generalised_linear import IDENTITY, LOG_COUNT, LOGIT
-from otpdag.mechanisms.smoothing import Bend, penalty_of
+from otpdag.mechanisms.smoothing import penalty_of
 from otpdag.mechanisms.terms import natural_spline, roughness
 
 ROWS = 300
@@ -40,7 +40,7 @@ def test_the_weight_is_that_of_the_restricted_likelihood():
     y = np.sin(2 * x) + 0.5 * rng.normal(size=ROWS)
     features, form = natural_spline(torch.tensor(x).unsqueeze(-1), KNOTS), roughness(KNOTS)
     found = penalty_of(
-        features, torch.tensor(y)[:, None], torch.ones(ROWS).double(), 0.0, [Bend(slice(0, 5), form)], IDENTITY
+        features, torch.tensor(y)[:, None], torch.ones(ROWS).double(), 0.0, [(slice(0, 5), form)], IDENTITY
     )
     design = np.c_[np.ones(ROWS), features.numpy()]
     best = optimize.minimize_scalar(restricted, (-12, -6), args=(design, y, form.numpy()), tol=1e-8).x
@@ -61,7 +61,7 @@ def test_a_line_has_hardly_a_freedom_to_bend(link, told):
         line = 0.5 * x - 1
         y = rng.poisson(np.exp(line)) if link is LOG_COUNT else rng.random(1000) < 1 / (1 + np.exp(-line))
         target, weight = torch.tensor(y).double().unsqueeze(-1), torch.ones(1000).double()
-        features, bend = natural_spline(torch.tensor(x).unsqueeze(-1), KNOTS), Bend(slice(0, 5), roughness(KNOTS))
+        features, bend = natural_spline(torch.tensor(x).unsqueeze(-1), KNOTS), (slice(0, 5), roughness(KNOTS))
         penalty = penalty_of(features, target, weight, 0.0, [bend], link).numpy()
         gram = 1000 * told * np.cov(features.numpy().T)
         freedoms.append(np.trace(np.linalg.solve(gram + penalty, gram)) - 1)

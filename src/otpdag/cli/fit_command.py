@@ -366,19 +366,10 @@ def _standard_errors(result: FitResult, most_work: float = 2e7) -> Summary | Non
 def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
     from otpdag import __version__
 
-    wanted = (
-        "log-likelihood",
-        "AIC",
-        "BIC",
-        "chi-square",
-        "degrees of freedom",
-        "p-value",
-        "CFI",
-        "TLI",
-        "RMSEA",
-        "SRMR",
-    )
-    facts = {} if errors is None else {name: errors.all_facts().get(name) for name in wanted}
+    facts: dict[str, Any] = {}
+    if errors is not None:
+        told = {name: errors.facts[name] for name in ("log-likelihood", "AIC", "BIC") if name in errors.facts}
+        facts = told | ({} if errors.fit_indices is None else errors.fit_indices.facts())
     status = result.status
     return {
         "otpdag": __version__,
@@ -397,5 +388,5 @@ def _summary(result: FitResult, errors: Summary | None) -> dict[str, Any]:
         "hidden": list(result.model.graph.hidden),
         "level": None if errors is None else errors.level,
         "notes": [note for note in (result.notes if errors is None else errors.warnings) if note != str(status)],
-        **{name: value for name, value in facts.items() if value is not None},
+        **facts,
     }

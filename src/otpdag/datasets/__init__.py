@@ -11,4 +11,3 @@ from otpdag.datasets._synthetic import Bars as Bars
 from otpdag.datasets._synthetic import Truth as Truth
 from otpdag.datasets._synthetic import bars as bars
 from otpdag.datasets._synthetic import draw_states as draw_states
-from otpdag.datasets._synthetic import poisson_chain as poisson_chain

@@ -31,7 +31,7 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, Method, fit
 from otpdag.engine.data_kind import initial_theta
 from otpdag.engine.monitor import Callback
-from otpdag.errors import ConvergenceWarning, DataError, ModelError
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_count, check_number
 from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
 from otpdag.graph import Graph
 from otpdag.learned.autoencoder import Encoded
@@ -87,13 +87,12 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
     def _learned_by(self) -> tuple[Objective, Encoded]:
         """The objective, and how it is evaluated."""
 
-    @abstractmethod
     def _read_params(self, rows: Tensor | None = None) -> None:
         """Keep what users ask for of the fitted parameters, and of the rows that were fitted."""
 
-    @abstractmethod
     def _sent(self, latents: Tensor) -> Tensor:
         """What the decoder reads of latents (n, width)."""
+        return latents
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -254,8 +253,7 @@ def check_accounted(tensors: Mapping[str, Tensor], **sizes: int) -> None:
 def check_at_least(least: float, **arguments: float) -> None:
     """Refuse numbers that are too small."""
     for name, value in arguments.items():
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= least:
-            raise ModelError(f"{name} must be a number of at least {least:g}; got {value!r}")
+        check_number(name, value, least)
 
 
 @dataclass(eq=False, repr=False)
@@ -364,17 +362,13 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     def sample_latents(self, n_samples: int = 1, *, seed: int = 0) -> Floats:
         """Latents that are drawn from the prior: (n, n_components)."""
         _ = self._fitted
-        if n_samples < 1:
-            raise DataError(f"n_samples must be at least 1; got {n_samples}")
+        check_count("n_samples", n_samples)
         none = torch.zeros(1, 1, self.n_features_in_)
         fitted = self.model_.fitted
         drawn = ancestral(
             fitted.structure, fitted.naturals, n_samples, torch.Generator().manual_seed(seed), do={"image": none}
         )
         return drawn["latent"][0].float().numpy()
-
-    def _sent(self, latents: Tensor) -> Tensor:
-        return latents
 
     def _rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:
         if first:
@@ -398,9 +392,6 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
         return tags
 
     # -- files -------------------------------------------------------------------------------------------------------
-
-    def _read_params(self, rows: Tensor | None = None) -> None:
-        """The networks are all there is."""
 
     def _state(self) -> dict[str, Any]:
         return {"features": self.n_features_in_}

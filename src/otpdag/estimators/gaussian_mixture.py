@@ -12,7 +12,7 @@ from sklearn.utils.validation import _check_sample_weight
 
 from otpdag import mechanisms as m
 from otpdag.engine import FitResult, Method, fit
-from otpdag.errors import ModelError, check_choice
+from otpdag.errors import ModelError, check_choice, check_number
 from otpdag.estimators._contract import ModelEstimator, RandomState, drawn_seed
 from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism
@@ -133,8 +133,7 @@ class GaussianMixture(DensityMixin, ModelEstimator):
     def _check_arguments(self) -> None:
         self._check_counts("n_components", "n_init", "max_iter")
         check_choice("covariance_type", self.covariance_type, ("full", "tied", "diag", "spherical"))
-        if not float(self.reg_covar) >= 0:
-            raise ModelError(f"reg_covar must be a number of at least 0; got {self.reg_covar!r}")
+        check_number("reg_covar", self.reg_covar, 0.0)
         if self.weights is not None and np.shape(self.weights) != (self.n_components,):
             raise ModelError(f"weights must have shape ({self.n_components},); got {np.shape(self.weights)}")
 

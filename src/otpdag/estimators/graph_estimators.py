@@ -138,6 +138,12 @@ class _GraphEstimator(ModelEstimator):
         return edges, {name: m.Normal() for name in parents}
 
 
+def _with_target(target: str, own: Mechanism, edges: Sequence[tuple[str, str]], nodes: Nodes) -> Model:
+    """A model of columns, and of a target below all of them."""
+    graph = Graph([*edges, *((name, target) for name in nodes)], nodes=[target])
+    return Model(graph, {**nodes, target: own})
+
+
 def _fixed(model: Model) -> dict[str, Mechanism]:
     """Normal nodes with the parameters that were estimated."""
     values = {node: {name: value.tolist() for name, value in own.items()} for node, own in model.params().items()}
@@ -209,11 +215,9 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
         below = Graph([*edges, *((self.target, name) for name in names)], nodes=[self.target])
         generative = Model(below, {**nodes, self.target: own})
         edges, nodes = self._normals(table)
-        columns = self._fitted_to(Model(Graph(edges, nodes=names), nodes), table) if names else None
+        nodes = _fixed(self._fitted_to(Model(Graph(edges, nodes=names), nodes), table)) if names else {}
         logit = m.Categorical(len(self.classes_), weight=ridge(1.0) if names else None)
-        graph = Graph([*edges, *((name, self.target) for name in names)], nodes=[self.target])
-        above = Model(graph, {**({} if columns is None else _fixed(columns)), self.target: logit})
-        models = {"generative": generative, "logistic": above}
+        models = {"generative": generative, "logistic": _with_target(self.target, logit, edges, nodes)}
         return {name: self._fitted_to(model, rows) for name, model in models.items()}
 
     def _weights(self, table: pd.DataFrame, codes: NDArray[np.intp]) -> Array:
@@ -296,8 +300,8 @@ class GraphRegressor(RegressorMixin, _GraphEstimator):
             model = self._given(rows)
         else:
             edges, nodes = self._normals(table)
-            own = {**nodes, self.target: m.Normal(weight=ridge(1e-6) if nodes else None)}
-            model = Model(Graph([*edges, *((name, self.target) for name in nodes)], nodes=[self.target]), own)
+            own = m.Normal(weight=ridge(1e-6) if nodes else None)
+            model = _with_target(self.target, own, edges, nodes)
         self.model_ = self._fitted_to(model, rows)
         return self
 

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from otpdag.data import column_type
-from otpdag.data.sequences import SequenceBatch, Sequences, encode_sequences
+from otpdag.data.sequences import SequenceBatch, Sequences
 from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError, check_choice, check_count
 from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
@@ -264,8 +264,7 @@ class HiddenMarkovModel(ModelEstimator):
         return Sequences(table, lengths=[steps] if lengths is None else lengths)
 
     def _encode(self, X: ArrayLike, lengths: ArrayLike | None) -> SequenceBatch:
-        schema = self._fitted._known_schema()
-        return encode_sequences(self._sequences(X, lengths), schema, hidden=[_STATE], partial=True)
+        return self._fitted._encode_sequences(self._sequences(X, lengths), partial=True)[0]
 
 
 def _kind_of(column: Array) -> str:

@@ -333,17 +333,11 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         texts = _texts(X)
         if texts is not None:
             return self._vectorized(texts, first)
-        checked = self._checked(X, first=first, accept_sparse="csr")
+        checked = self._checked(X, first=first, accept_sparse="csr", ensure_non_negative=True)
         if first:
             names = getattr(self, "feature_names_in_", None)
             self.vocabulary_: list[str] | None = None if names is None else [str(name) for name in names]
             self._vectorizer: Any = None
-        least = checked.min() if checked.shape[0] else 0.0
-        if least < 0:
-            raise DataError(
-                "Negative values in data passed to LatentDirichletAllocation: counts must be at least 0; "
-                f"found {least:g}"
-            )
         return Documents(checked).counts
 
     def _vectorized(self, texts: list[Any], first: bool) -> Counts:

@@ -194,8 +194,11 @@ class Mechanism(ABC):
         return params
 
     def describe(self, params: Params) -> dict[str, Tensor]:
-        """Parameters as a user reads them: one leading axis per discrete parent, no axes of length one."""
-        return dict(params)
+        """Parameters as a user reads them: an axis for each discrete parent, none for a single coordinate."""
+        axes = {
+            name: [size for axis in own for size in axis.shown(self.family.node)] for name, own in self.axes().items()
+        }
+        return {n: value.reshape(len(value), *axes[n]) if n in axes else value for n, value in params.items()}
 
     # -- symmetry ----------------------------------------------------------------------------------------
     #

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_count
 from otpdag.layers import gumbel_softmax
-from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents, axis_count, configurations
+from otpdag.mechanisms.base import Family, Mechanism, Noise, Params, Parents, axis_count, configurations
 from otpdag.mechanisms.generalised_linear import LOGIT, between, softmax
 from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, PseudoCounts, SettingLike
-from otpdag.mechanisms.predictor import Predicted, Predictor
+from otpdag.mechanisms.predictor import Predicted
 from otpdag.mechanisms.quantiles import BETA, inside_unit
 from otpdag.numerics import apply_linear, expand_to, sums_by_row
 from otpdag.spaces import Count, Discrete, Simplex, Space, Vector
@@ -84,6 +84,7 @@ class Shares(Predicted):
     """The name of the parameter that there is with these parents."""
     shared: Tensor | None = field(default=None, init=False)
     """Shares of the categories in all rows, of a table that most rows of data tell little of: its pseudo-counts."""
+    from_data: ClassVar[tuple[str, ...]] = ("shared",)
     enough: ClassVar[int] = 5
     """Rows of data for each row of a table from which on it stands for itself."""
     predicts: ClassVar[str] = "logits"
@@ -97,17 +98,17 @@ class Shares(Predicted):
     def on_setup(self) -> None:
         """Choose between a table and a logit."""
         super().on_setup()
-        self.form = "probs" if self.has_only_tables else "logits"
-        self.check_form()
-
-    def check_form(self) -> None:
-        """Refuse what is given of another form."""
+        self.form = self.form_of_parents()
         for name in self.forms:
             if name != self.form and getattr(self, name) is not None:
                 raise ModelError(
                     f"node {self.family.node!r}: {name!r} cannot be given; with these parents the parameter is "
                     f"{self.form!r}"
                 )
+
+    def form_of_parents(self) -> str:
+        """The form with these parents."""
+        return "probs" if self.has_only_tables else "logits"
 
     def parameters(self) -> dict[str, Parameter]:
         """A table of probabilities, or the logit's intercepts and slopes."""
@@ -150,11 +151,10 @@ class Shares(Predicted):
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Tables with one leading axis for each discrete parent; logits and slopes relative to the first category."""
-        shown = dict(params)
+        shown = super().describe(params)
         if self.form == "logits":
             shown |= {name: shown[name] - shown[name][..., :1] for name in ("logits", "weight") if name in shown}
-        tables = ("probs", "logits")
-        return {n: self.predictor.by_configuration(value) if n in tables else value for n, value in shown.items()}
+        return shown
 
 
 def log_table(probs: Tensor) -> Tensor:
@@ -186,8 +186,7 @@ class Categorical(Category, Shares):
 
     def __post_init__(self) -> None:
         """Refuse no categories."""
-        if self.size < 1:
-            raise ModelError(f"size must be at least 1; got {self.size}")
+        check_count("size", self.size)
         self.dim = self.size
         super().__post_init__()
 
@@ -226,16 +225,6 @@ class Categorical(Category, Shares):
         """Whether so many rows of data cannot fill a table over seen parents."""
         seen = not self.family.hidden and not self.family.hidden_parents
         return seen and self.is_table and len(self.family.discrete) > 1 and self.predictor.rows * self.enough > rows
-
-    def buffers(self) -> dict[str, Tensor]:
-        """The overall shares, too."""
-        return super().buffers() | ({} if self.shared is None else {"shared": self.shared})
-
-    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
-        """Return a copy with saved units and shares."""
-        own = super().with_buffers(buffers)
-        own.shared = buffers.get("shared")
-        return own
 
     @property
     def has_closed_form(self) -> bool:
@@ -302,8 +291,7 @@ class StayOrMove(Category):
 
     def __post_init__(self) -> None:
         """Refuse a category that cannot move."""
-        if self.size < 2:
-            raise ModelError(f"size must be at least 2; got {self.size}")
+        check_count("size", self.size, 2)
 
     def on_setup(self) -> None:
         """Ask for exactly one parent with the same categories."""
@@ -361,10 +349,6 @@ class StayOrMove(Category):
         stay = expand_to(params["stay"], parent.ndim)
         return torch.log((parent * stay + (1 - parent) * (1 - stay) / (self.size - 1)).clamp(min=SMALLEST_PROBABILITY))
 
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """One number."""
-        return {"stay": params["stay"][:, 0]}
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Multinomial(Shares):
@@ -409,34 +393,30 @@ class Multinomial(Shares):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if self.categories < 2:
-            raise ModelError(f"categories must be at least 2; got {self.categories}")
-        if isinstance(self.total, int) and self.total < 0:
-            raise ModelError(f"total must not be negative; got {self.total}")
+        check_count("categories", self.categories, 2)
+        if isinstance(self.total, int):
+            check_count("total", self.total, 0)
         self.dim = self.categories
         super().__post_init__()
 
-    def on_setup(self) -> None:
-        """Choose between a table, topics and a logit."""
+    @property
+    def read_by_predictor(self) -> Family:
+        """All parents but the number of draws."""
         family = self.family
-        if isinstance(self.total, str):
-            space = dict(family.parents).get(self.total)
-            if space is None or space.is_discrete or space.width != 1:
-                raise ModelError(
-                    f"node {family.node!r}: `total` must be a number or a parent that holds one; got {self.total!r}"
-                )
-            rest = tuple((name, space) for name, space in family.parents if name != self.total)
-            family = replace(family, parents=rest)
-        on_simplex = len(family.parents) == 1 and isinstance(family.parents[0][1], Simplex)
-        if self.network or self.terms is not None or (family.continuous and not on_simplex):
-            self.form = "logits"
-        else:
-            self.form = "topics" if on_simplex else "probs"
-        self.source = family.parents[0][0] if self.form == "topics" else None
-        self.check_form()
-        terms = self.terms_of(family)
-        settings = self.logits, self.weight, self.network, self.network_prior
-        self.predictor = Predictor(family, self.dim, "logits", *settings, terms=terms)
+        if not isinstance(self.total, str):
+            return family
+        space = dict(family.parents).get(self.total)
+        if space is None or space.is_discrete or space.width != 1:
+            raise ModelError(
+                f"node {family.node!r}: `total` must be a number or a parent that holds one; got {self.total!r}"
+            )
+        return replace(family, parents=tuple(one for one in family.parents if one[0] != self.total))
+
+    def form_of_parents(self) -> str:
+        """Topics, if the one parent is on the simplex."""
+        parents, is_linear = self.predictor.family.parents, not self.network and self.terms is None
+        on_simplex = is_linear and len(parents) == 1 and isinstance(parents[0][1], Simplex)
+        return "topics" if on_simplex else super().form_of_parents()
 
     @property
     def noise(self) -> Noise:
@@ -456,7 +436,7 @@ class Multinomial(Shares):
         overall = counts.sum(0) + 1.0 / self.dim
         overall = overall / overall.sum()
         if self.form == "topics":
-            return {"topics": _fit_topics(parents[self.source or ""], counts, overall)}
+            return {"topics": _fit_topics(parents[self.predictor.family.parents[0][0]], counts, overall)}
         counted = self.summed(weight.unsqueeze(-1) * value, self.predictor.rows, parents) + overall
         return {"probs": counted / counted.sum(-1, keepdim=True)}
 
@@ -464,7 +444,7 @@ class Multinomial(Shares):
         """Log-probabilities of one draw: (R, ..., categories)."""
         if self.form != "topics":
             return super().log_shares(params, parents, like)
-        return log_table(apply_linear(parents[self.source or ""], params["topics"]))
+        return log_table(apply_linear(parents[self.predictor.family.parents[0][0]], params["topics"]))
 
     def draws(self, parents: Parents, like: Tensor) -> Tensor:
         """The number of draws, (R, ..., 1)."""

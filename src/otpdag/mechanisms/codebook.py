@@ -6,7 +6,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_count
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
 from otpdag.numerics import expand_to, nearest
@@ -239,6 +239,4 @@ def _rows_of(table: Tensor, codes: Tensor) -> Tensor:
 
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
-        least = 2 if name == "size" else 1
-        if value < least:
-            raise ModelError(f"`{name}` must be at least {least}; got {value}")
+        check_count(name, value, 2 if name == "size" else 1)

@@ -16,7 +16,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.deterministic import OfAnySpace
 from otpdag.mechanisms.normal import normal_log_density
-from otpdag.mechanisms.parameters import POSITIVE, REAL, Parameter, Setting, as_setting
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.numerics import expand_to
 from otpdag.spaces import Real, Space
@@ -78,6 +78,10 @@ class Decoder(OfAnySpace):
         if self.noise_scale is not None:
             declared["scale"] = Parameter((1,), POSITIVE, self.noise_scale)
         return declared
+
+    def axes(self) -> dict[str, tuple[Axis, ...]]:
+        """One scale for all."""
+        return {} if self.noise_scale is None else {"scale": (Axis(),)}
 
     def initial_raw(self, replicas: int, generator: torch.Generator, *, first: bool = True) -> dict[str, Tensor]:
         """The module's own values for the first replica, fresh ones for the others."""
@@ -155,13 +159,6 @@ class Decoder(OfAnySpace):
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The module's output."""
         return self.location(params, parents)
-
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """The module's parameters, and the scale as a number."""
-        shown = dict(params)
-        if "scale" in shown:
-            shown["scale"] = shown["scale"][:, 0]
-        return shown
 
     def _scale(self, params: Params, loc: Tensor) -> Tensor:
         return expand_to(params["scale"], loc.ndim)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_choice
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import UNIT, Axis, Fixed, Parameter, Setting, SettingLike, Start, as_setting
 from otpdag.mechanisms.predictor import Cellwise, Censorable, Equations, least_squares
@@ -183,8 +183,7 @@ class LogLinearCount(GeneralisedLinear):
             raise ModelError("give `log_rate` or `rate`, not both")
         if self.rate is not None:
             self.log_rate = _log_setting(as_setting(self.rate))
-        if self.extra_zeros not in (None, "inflated", "hurdle"):
-            raise ModelError(f"extra_zeros must be 'inflated' or 'hurdle'; got {self.extra_zeros!r:.60}")
+        check_choice("extra_zeros", self.extra_zeros, (None, "inflated", "hurdle"))
         if self.zeros is not None and self.extra_zeros is None:
             raise ModelError("zeros is the share of extra zeros: say extra_zeros='inflated' or 'hurdle', too")
 
@@ -195,16 +194,13 @@ class LogLinearCount(GeneralisedLinear):
 
     def parameters(self) -> dict[str, Parameter]:
         """The share of zeros, too."""
-        own = (
-            {} if self.extra_zeros is None else {"zeros": Parameter((self.predictor.rows, self.dim), UNIT, self.zeros)}
-        )
-        return super().parameters() | own
+        zeros = Parameter((self.predictor.rows, self.dim), UNIT, self.zeros)
+        return super().parameters() | ({"zeros": zeros} if self.extra_zeros else {})
 
     def axes(self) -> dict[str, tuple[Axis, ...]]:
         """The share of zeros by configuration."""
-        return super().axes() | (
-            {} if self.extra_zeros is None else {"zeros": (self.predictor.row_axis, self.own_axis)}
-        )
+        zeros = self.predictor.row_axis, self.own_axis
+        return super().axes() | ({"zeros": zeros} if self.extra_zeros else {})
 
     def start(self, value: Tensor, parents: Parents, weight: Tensor) -> dict[str, Tensor]:
         """By expectation-maximisation, where zeros have a share: of their kind, or of those that a hurdle hides."""
@@ -503,12 +499,30 @@ class Gamma(LogLinearPositive):
         return GAMMA.cdf(value * shape * torch.exp(-log_mean), shape)
 
 
+ONE = torch.ones(())  # the shape of an exponential variable
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class WaitingTime(Censorable, LogLinearPositive):
-    """A time whose cumulative hazard H(x) has a closed form: it is survived with probability exp(-H)."""
+    """A time whose cumulative hazard H(x) is a power of time: it is survived with probability exp(-H)."""
 
-    log_hazard: ClassVar[Callable[..., Tensor]]
-    """``(value, *at)``: the logarithm of the cumulative hazard."""
+    def log_hazard(self, value: Tensor, log_scale: Tensor, shape: Tensor = ONE) -> Tensor:
+        """The logarithm of the cumulative hazard."""
+        return shape * (self.on_line(value) - log_scale)
+
+    def quantile(self, noise: Tensor, log_scale: Tensor, shape: Tensor = ONE) -> Tensor:
+        """The quantile at ``u``."""
+        return torch.exp(log_scale + torch.log(-torch.log1p(-inside_unit(noise))) / shape)
+
+    def log_density(self, value: Tensor, log_scale: Tensor, shape: Tensor = ONE) -> Tensor:
+        """Weibull log-density."""
+        hazard = self.log_hazard(value, log_scale, shape)
+        return torch.log(shape) + hazard - self.on_line(value) - torch.exp(hazard)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """``lambda * Gamma(1 + 1 / k)``."""
+        log_scale, shape = (*self.at(params, parents), ONE)[:2]
+        return self.as_value(torch.exp(log_scale + torch.lgamma(1 + 1 / shape)))
 
     def noise_of(self, value: Tensor, uniform: Tensor, *at: Tensor) -> Tensor:
         """The distribution function."""
@@ -542,18 +556,6 @@ class Exponential(WaitingTime):
     log_mean: SettingLike = None
 
     predicts: ClassVar[str] = "log_mean"
-
-    def log_hazard(self, value: Tensor, log_mean: Tensor) -> Tensor:
-        """The logarithm of the cumulative hazard."""
-        return self.on_line(value) - log_mean
-
-    def quantile(self, noise: Tensor, log_mean: Tensor) -> Tensor:
-        """The quantile at ``u``."""
-        return torch.exp(log_mean + torch.log(-torch.log1p(-inside_unit(noise))))
-
-    def log_density(self, value: Tensor, *at: Tensor) -> Tensor:
-        """Exponential log-density."""
-        return -at[0] - torch.exp(self.log_hazard(value, *at))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -596,24 +598,6 @@ class Weibull(WaitingTime):
         """The shape from the variance of logarithms, which is pi^2 / (6 k^2)."""
         relative = torch.log((value / mean).clamp(min=1e-12))
         return np.pi / np.sqrt(6) / (pooled(relative**2) - pooled(relative) ** 2).clamp(min=1e-6).sqrt()
-
-    def log_hazard(self, value: Tensor, log_scale: Tensor, shape: Tensor) -> Tensor:
-        """The logarithm of the cumulative hazard."""
-        return shape * (self.on_line(value) - log_scale)
-
-    def quantile(self, noise: Tensor, log_scale: Tensor, shape: Tensor) -> Tensor:
-        """The quantile at ``u``."""
-        return torch.exp(log_scale + torch.log(-torch.log1p(-inside_unit(noise))) / shape)
-
-    def log_density(self, value: Tensor, *at: Tensor) -> Tensor:
-        """Weibull log-density."""
-        hazard = self.log_hazard(value, *at)
-        return torch.log(at[1]) + hazard - self.on_line(value) - torch.exp(hazard)
-
-    def mean(self, params: Params, parents: Parents) -> Tensor:
-        """``lambda * Gamma(1 + 1 / k)``."""
-        log_scale, shape = self.at(params, parents)
-        return self.as_value(torch.exp(log_scale + torch.lgamma(1 + 1 / shape)))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

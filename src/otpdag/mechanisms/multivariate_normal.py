@@ -129,13 +129,6 @@ class MultivariateNormal(Located):
         spread = centre_and_spread(value, weight)[1]
         return {**regression, "covariance": pooled + max(smallest, 2 * self.share) * torch.diag(spread**2)}
 
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """Tables by discrete parents; scalars for scalar nodes."""
-        shown = super().describe({name: value for name, value in params.items() if name != "covariance"})
-        value = params["covariance"]
-        value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
-        return {**shown, "covariance": value[..., 0, 0] if self.dim == 1 else value}
-
     # -- statistics ----------------------------------------------------------------------------------------------
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:

@@ -16,16 +16,15 @@ The spread is the smaller of the standard deviation and what quartiles say, so t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_number
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, Ridge, SettingLike, Support, Tied
@@ -63,8 +62,7 @@ class Located(Predicted):
     def __post_init__(self) -> None:
         """Check the floor."""
         super().__post_init__()
-        if self.floor is not None and not self.floor >= 0:
-            raise ModelError(f"floor must not be negative; got {self.floor}")
+        check_number("floor", self.floor or 0.0, 0.0)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -80,6 +78,7 @@ class LocationScale(Located):
     """Of a scale, as a share of the column's spread."""
     smallest: Tensor | None = field(default=None, init=False)
     """The smallest scale of each coordinate, once the data are known."""
+    from_data: ClassVar[tuple[str, ...]] = ("smallest",)
     is_symmetric: ClassVar[bool] = False
     """Whether the noise is as likely as its negative: then the node is turned round with its location."""
     scales_when_hidden: ClassVar[bool] = False
@@ -135,16 +134,6 @@ class LocationScale(Located):
         if not self.is_symmetric or not self.space.is_unbounded:
             return None
         return self.predictor.with_output_turned(params, sign)
-
-    def buffers(self) -> dict[str, Tensor]:
-        """The smallest scale, too."""
-        return super().buffers() | ({} if self.smallest is None else {"smallest": self.smallest})
-
-    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
-        """Return a copy with other units and another smallest scale."""
-        own = super().with_buffers(buffers)
-        own.smallest = buffers.get("smallest")
-        return own
 
     keeps_rounding: ClassVar[bool] = True
     """Whether values that are evenly spaced are so where location and scale act."""
@@ -315,13 +304,6 @@ class Normal(Censorable, LocationScale):
     def is_linear(self) -> bool:
         """Unless a network, or terms that bend, predict the location."""
         return self.is_affine
-
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """Tables by discrete parents; one number for a scale that all coordinates share."""
-        shown = super().describe(params)
-        if self.isotropic and self.dim > 1:
-            shown["scale"] = shown["scale"][..., 0]
-        return shown
 
     def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """``loc + scale * u``."""

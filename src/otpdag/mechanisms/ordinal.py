@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from otpdag.errors import ModelError
+from otpdag.errors import check_choice, check_count
 from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.categorical import Category
 from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.parameters import INCREASING, Axis, Parameter, SettingLike
-from otpdag.mechanisms.predictor import Predicted, Predictor
+from otpdag.mechanisms.predictor import Predicted
 
 
 @dataclass(frozen=True)
@@ -75,23 +75,13 @@ class Ordinal(Category, Predicted):
 
     dim: int = field(default=1, init=False)
     predicts: ClassVar[str] = "shift"
+    is_level_free = True  # the thresholds take it up
 
     def __post_init__(self) -> None:
         """Refuse a single category, and other links."""
         super().__post_init__()
-        if self.size < 2:
-            raise ModelError(f"size must be at least 2; got {self.size}")
-        if self.link not in CURVES:
-            raise ModelError(f"link must be 'logit' or 'probit'; got {self.link!r:.60}")
-
-    def on_setup(self) -> None:
-        """A predictor without a level."""
-        terms = self.terms_of(self.family)
-        alone = terms is not None or bool(self.network) or not self.family.discrete
-        level = 0.0 if self.shift is None and alone else self.shift
-        self.predictor = Predictor(
-            self.family, 1, self.predicts, level, self.weight, self.network, no_level=not alone, terms=terms
-        )
+        check_count("size", self.size, 2)
+        check_choice("link", self.link, tuple(CURVES))
 
     @property
     def curve(self) -> Curve:
@@ -110,10 +100,10 @@ class Ordinal(Category, Predicted):
 
     def describe(self, params: Params) -> dict[str, Tensor]:
         """Without the level, where there is only one."""
-        shown = super().describe({name: value for name, value in params.items() if name != "thresholds"})
+        shown = super().describe(params)
         if self.predictor.rows == 1 and self.shift is None:
             shown.pop("shift")
-        return {"thresholds": params["thresholds"], **shown}
+        return shown
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
         """Turn thresholds at the parents' centre into those at zero."""

@@ -76,19 +76,6 @@ class Floored(_Positive):
         return super().raw(excess.maximum(1e-12 * natural**2).sqrt())
 
 
-class _AboveOne(Support):
-    name = "a number above one"
-
-    def natural(self, raw: Tensor) -> Tensor:
-        return 1 + POSITIVE.natural(raw)
-
-    def raw(self, natural: Tensor) -> Tensor:
-        return POSITIVE.raw(natural - 1)
-
-    def holds(self, value: Tensor) -> Tensor:
-        return value > 1
-
-
 class _Unit(Support):
     name = "a number between zero and one"
 
@@ -145,14 +132,14 @@ class Between(Support):
         """A logistic curve between two bounds, an exponential beyond one."""
         if self.low is not None and self.high is not None:
             return self.low + (self.high - self.low) * torch.sigmoid(raw)
-        return self.low + raw.exp() if self.low is not None else (self.high or 0.0) - raw.exp()
+        beyond = POSITIVE.natural(raw)
+        return self.low + beyond if self.low is not None else (self.high or 0.0) - beyond
 
     def raw(self, natural: Tensor) -> Tensor:
         """Invert :meth:`natural`; what lies at a bound comes back a sliver inside."""
         if self.low is not None and self.high is not None:
             return torch.logit((natural - self.low) / (self.high - self.low), eps=1e-9)
-        beyond = natural - self.low if self.low is not None else (self.high or 0.0) - natural
-        return beyond.clamp(min=1e-26).log()
+        return POSITIVE.raw(natural - self.low if self.low is not None else (self.high or 0.0) - natural)
 
     def holds(self, value: Tensor) -> Tensor:
         """Which lie inside."""
@@ -160,7 +147,7 @@ class Between(Support):
         return above & (value < (torch.inf if self.high is None else self.high))
 
 
-REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), _AboveOne(), _Unit(), _Simplex()
+REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), Between(1.0, None), _Unit(), _Simplex()
 INCREASING = _Increasing()
 
 
@@ -501,6 +488,15 @@ class Axis:
         if self.coordinates:
             return sum(size for _, size in self.coordinates)
         return prod(size for _, size in self.categories)
+
+    def shown(self, node: str) -> list[int]:
+        """The axes that a reader of a parameter of ``node`` sees: by parent, and none for a single coordinate of it.
+
+        >>> Axis(categories=(("season", 4), ("town", 2))).shown("x"), Axis(coordinates=(("x", 1),)).shown("x")
+        ([4, 2], [])
+        """
+        none = self in (Axis(), Axis(coordinates=((node, 1),)))
+        return [] if none else [size for _, size in self.categories] or [self.length]
 
     @property
     def labelled_by(self) -> frozenset[str]:

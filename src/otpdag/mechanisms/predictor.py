@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError, check_number
+from otpdag.errors import ModelError, check_count, check_number
 from otpdag.layers import apply_mlp, mlp_tensors
 from otpdag.mechanisms.base import (
     LINE,
@@ -242,11 +242,10 @@ class Predictor:
         values, bends = self.features(parents), self._bends()
         if values is None or not bends:
             return self
-        from otpdag.mechanisms.smoothing import Bend, penalty_of  # only nodes with such priors pay for it
+        from otpdag.mechanisms.smoothing import penalty_of  # only nodes with such priors pay for it
 
         offset = 0.0 if self.terms is None else self.terms.offset(parents)
-        given = [Bend(*one) for one in bends]
-        return replace(self, bent=times * penalty_of(values, target, weight, offset, given, link))
+        return replace(self, bent=times * penalty_of(values, target, weight, offset, bends, link))
 
     def _bends(self) -> list[tuple[slice, Tensor]]:
         """Columns whose prior the rows say the strength of, and its quadratic form: curves, and terms of a ridge."""
@@ -385,16 +384,12 @@ class Predictor:
 
     def buffer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Of all that :meth:`buffers` may hold."""
-        inputs, outputs = (self.inputs,), (self.dim,)
         shapes: dict[str, tuple[int, ...]] = {
-            "in_shift": inputs,
-            "in_scale": inputs,
-            "out_shift": outputs,
-            "out_scale": outputs,
+            one.name: (self.inputs if one.name.startswith("in_") else self.dim,) for one in fields(Units)
         }
         if self.terms is not None and self.terms.splines:
             shapes["knots"] = (len(self.terms.splines), max(one.size for one in self.terms.splines) + 1)
-            shapes["bent"] = (*inputs, *inputs)
+            shapes["bent"] = (self.inputs, self.inputs)
         return shapes
 
     # -- symmetry ------------------------------------------------------------------------------------------------
@@ -445,11 +440,6 @@ class Predictor:
         if self.network or (self.terms is not None and self.terms.offsets):
             return None
         return {**params, **{name: params[name] * sign for name in (self.name, "weight") if name in params}}
-
-    def by_configuration(self, value: Tensor) -> Tensor:
-        """Reshape (R, C, ...) to one axis per discrete parent."""
-        sizes = tuple(size for _, size in self.row_axis.categories)
-        return value.reshape(value.shape[0], *sizes, *value.shape[2:])
 
 
 @dataclass(frozen=True)
@@ -521,13 +511,14 @@ class Predicted(Mechanism):
     """The kind of the node's space."""
     noise_kind: ClassVar[Literal["normal", "uniform"]] = "uniform"
     """The noise of each coordinate; what is uniform goes through the inverse distribution function."""
+    from_data: ClassVar[tuple[str, ...]] = ()
+    """Attributes that come from the data besides the units; None where there are none."""
     has_free_level: ClassVar[bool] = False
     """Whether children's intercepts can take up the level of a hidden node, so that only differences are identified."""
 
     def __post_init__(self) -> None:
         """Refuse a node without coordinates."""
-        if self.dim < 1:
-            raise ModelError(f"dim must be at least 1; got {self.dim}")
+        check_count("dim", self.dim)
         self.network = tuple(self.network)
         check_number("network_prior", self.network_prior, least=0.0)
 
@@ -543,15 +534,24 @@ class Predicted(Mechanism):
 
     def on_setup(self) -> None:
         """Build the predictor; a level that is not identified is zero unless it is given."""
-        level, free = getattr(self, self.predicts), self.has_free_level and self.family.hidden
-        if free and level is None and not self.family.discrete:
-            level = 0.0
-        terms = self.terms_of(self.family)
+        family, level, free = self.read_by_predictor, getattr(self, self.predicts), self.is_level_free
+        terms = self.terms_of(family)
         self.spreads = {name: one for name in self.beside if (one := self._spread_of(name)) is not None}
-        if terms is not None and not terms.has_intercept and level is None:
+        alone = terms is not None or bool(self.network) or not family.discrete
+        if level is None and ((free and alone) or (terms is not None and not terms.has_intercept)):
             level = 0.0
         settings = level, self.weight, self.network, self.network_prior
-        self.predictor = Predictor(self.family, self.dim, self.predicts, *settings, no_level=free, terms=terms)
+        self.predictor = Predictor(family, self.dim, self.predicts, *settings, no_level=free, terms=terms)
+
+    @property
+    def read_by_predictor(self) -> Family:
+        """The node and the parents that the prediction reads."""
+        return self.family
+
+    @property
+    def is_level_free(self) -> bool:
+        """Whether others can take up the level of the prediction, so that only differences are identified."""
+        return self.has_free_level and self.family.hidden
 
     def _spread_of(self, name: str) -> Spread | None:
         """What predicts a table beside the prediction, if a formula is given for it."""
@@ -639,7 +639,8 @@ class Predicted(Mechanism):
         held = self.predictor.buffers()
         for name, one in self.spreads.items():
             held |= {f"{name}.{key}": value for key, value in one.predictor.buffers().items()}
-        return held
+        own = {name: getattr(self, name) for name in self.from_data}
+        return held | {name: value for name, value in own.items() if value is not None}
 
     def with_buffers(self, buffers: Mapping[str, Tensor]) -> Self:
         """Return a copy with the units of the data that was saved."""
@@ -650,6 +651,7 @@ class Predicted(Mechanism):
             name: replace(one, predictor=one.predictor.with_buffers(_under(f"{name}.", buffers)))
             for name, one in self.spreads.items()
         }
+        vars(restored).update((name, buffers.get(name)) for name in self.from_data)
         return restored
 
     @property
@@ -660,7 +662,7 @@ class Predicted(Mechanism):
     @property
     def has_only_tables(self) -> bool:
         """Whether the prediction is a table over discrete parents: no numeric parent, no network, no terms."""
-        return not self.network and not self.family.continuous and self.terms is None and not self.spreads
+        return not self.network and not self.predictor.family.continuous and self.terms is None and not self.spreads
 
     @property
     def is_affine(self) -> bool:
@@ -716,19 +718,6 @@ class Predicted(Mechanism):
         """The slopes of the first coordinate."""
         slopes = self.predictor.slopes_of(params, parent)
         return None if slopes is None else slopes[..., 0]
-
-    def describe(self, params: Params) -> dict[str, Tensor]:
-        """Tables by discrete parents, slopes by numeric parent; scalars for scalar nodes."""
-        shown = {}
-        for name, value in params.items():
-            if name.startswith("network."):
-                shown[name] = value
-                continue
-            if not name.endswith("weight"):
-                # a table of one row has no axis for the discrete parents that it does not tell apart
-                value = value[:, 0] if value.shape[1] == 1 else self.predictor.by_configuration(value)
-            shown[name] = value[..., 0] if self.dim == 1 else value
-        return shown
 
 
 def _under(prefix: str, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,13 +18,8 @@ from torch import Tensor
 
 from otpdag.mechanisms.generalised_linear import Link
 
-
-@dataclass(frozen=True)
-class Bend:
-    """The penalty of some columns: where they stand, and the matrix of its quadratic form."""
-
-    columns: slice
-    matrix: Tensor
+Bend = tuple[slice, Tensor]
+"""The penalty of some columns: where they stand, and the matrix of its quadratic form."""
 
 
 def penalty_of(
@@ -54,60 +49,55 @@ def penalty_of(
     """
     unit = features.std(0).clamp(min=1e-12)
     design = torch.cat([torch.ones_like(weight).unsqueeze(-1), (features - features.mean(0)) / unit], -1)
-    forms, places = [], [slice(one.columns.start + 1, one.columns.stop + 1) for one in bends]
-    for one in bends:
-        own = unit[one.columns]
-        forms.append(one.matrix / (own.unsqueeze(0) * own.unsqueeze(1)))
+    rows = _Rows(design, target, weight, offset, link)
+    places = [slice(own.start + 1, own.stop + 1) for own, _ in bends]
+    forms = [form / torch.outer(unit[own], unit[own]) for own, form in bends]
     ranks = [int(torch.linalg.matrix_rank(form, hermitian=True)) for form in forms]
     even = torch.stack([weight.sum() * len(form) / form.diagonal().sum() for form in forms])
     # from free curves on, steps are long; from lines on they would be short
     share, eta = torch.full_like(even, 1e3 * within[0]), link.line(_inside(target, weight, link)) + 0 * target
     for _ in range(steps):
-        state = _Working.of(design, target, weight, offset, eta, link, _joined(design, places, forms, share * even))
-        eta, before = state.eta, share
-        fresh = []
+        coefficients, covariance, eta, spread = rows.step(eta, _joined(design, places, forms, share * even))
+        before, fresh = share, []
         for place, form, rank, size in zip(places, forms, ranks, share * even, strict=True):
-            beta, inverse = state.beta[:, place], state.inverse[:, place, place]
+            beta, inverse = coefficients[:, place], covariance[:, place, place]
             left = (rank - size * (inverse * form).sum((-2, -1))).sum()
-            fresh.append(state.spread * left / (beta * (beta @ form)).sum().clamp(min=1e-300))
+            fresh.append(spread * left / (beta * (beta @ form)).sum().clamp(min=1e-300))
         share = (torch.stack(fresh) / even).clamp(*within)
         if bool(((share / before).log().abs() < settled).all()):
             break
-    chosen = _joined(design, places, forms, share * even / state.spread)[1:, 1:]
+    chosen = _joined(design, places, forms, share * even / spread)[1:, 1:]
     return chosen * (unit.unsqueeze(0) * unit.unsqueeze(1))
 
 
 @dataclass(frozen=True)
-class _Working:
-    """A working regression: coefficients (d, P), inverse matrices (d, P, P), predictions, and the spread."""
+class _Rows:
+    """What is predicted from a design, and how."""
 
-    beta: Tensor
-    inverse: Tensor
-    eta: Tensor
-    spread: Tensor
+    design: Tensor
+    target: Tensor
+    weight: Tensor
+    offset: Tensor | float
+    link: Link
 
-    @classmethod
-    def of(
-        cls,
-        design: Tensor,
-        target: Tensor,
-        weight: Tensor,
-        offset: Tensor | float,
-        eta: Tensor,
-        link: Link,
-        penalty: Tensor,
-    ) -> _Working:
-        mean = link.mean(eta)
-        trust = weight.unsqueeze(-1) * link.precision(mean).expand_as(mean)
-        response = eta + (target - mean) / link.slope(mean).clamp(min=1e-12) - offset
+    def step(self, eta: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The penalised working regression at predictions ``eta``.
+
+        Returns:
+            Its coefficients (d, P) and inverse information (d, P, P), the next predictions, and the variance around
+            them of a row of weight one.
+        """
+        design, link, mean = self.design, self.link, self.link.mean(eta)
+        trust = self.weight.unsqueeze(-1) * link.precision(mean).expand_as(mean)
+        response = eta + (self.target - mean) / link.slope(mean).clamp(min=1e-12) - self.offset
         gram = torch.einsum("np,nd,nq->dpq", design, trust, design)
         inverse = torch.linalg.inv(gram + penalty)
         beta = (inverse @ (design.mT @ (trust * response)).mT.unsqueeze(-1)).squeeze(-1)
         fit = design @ beta.mT
         left = (trust * (response - fit) ** 2).sum()
-        free = (weight.sum() * len(beta) - (inverse * gram).sum()).clamp(min=1.0)
+        free = (self.weight.sum() * len(beta) - (inverse * gram).sum()).clamp(min=1.0)
         spread = left / free if link.has_spread else torch.ones_like(left)
-        return cls(beta, inverse, (fit + offset).clamp(-link.largest, link.largest), spread)
+        return beta, inverse, (fit + self.offset).clamp(-link.largest, link.largest), spread
 
 
 def _inside(target: Tensor, weight: Tensor, link: Link) -> Tensor:

@@ -381,23 +381,9 @@ def is_computable(tree: ast.expr) -> bool:
     """Whether an expression is arithmetic, of numbers that can be computed: neither ``1 / 0`` nor ``9**9**9``."""
     try:
         ones: Mapping[str, Tensor] = defaultdict(lambda: torch.ones(1))
-        return is_arithmetic(tree) and torch.as_tensor(evaluated(tree, ones)).is_floating_point()
-    except (ArithmeticError, RecursionError):
+        return torch.as_tensor(evaluated(tree, ones)).is_floating_point()
+    except (ArithmeticError, LookupError, RecursionError, ValueError):
         return False
-
-
-def is_arithmetic(tree: ast.expr) -> bool:
-    """Whether an expression has names, numbers, operators and known functions alone."""
-    match tree:
-        case ast.Name() | ast.Constant(value=int() | float()):
-            return True
-        case ast.BinOp(left=left, op=op, right=right):
-            return type(op) in OPERATORS and is_arithmetic(left) and is_arithmetic(right)
-        case ast.UnaryOp(op=op, operand=one):
-            return type(op) in OPERATORS and is_arithmetic(one)
-        case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]):
-            return name in FUNCTIONS and is_arithmetic(one)
-    return False
 
 
 @cache
@@ -419,19 +405,19 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def evaluated(tree: ast.expr | None, parents: Parents) -> Any:
-    """The value of an expression that was checked."""
+    """The value of an expression of names, numbers, operators and functions of one argument that are known."""
     match tree:
         case ast.Name(id=name):
             return parents[name]
-        case ast.Constant(value=value):
-            return float(value)  # type: ignore[arg-type]  # powers of whole numbers have no end
+        case ast.Constant(value=int() | float() as value):
+            return float(value)  # powers of whole numbers have no end
         case ast.BinOp(left=left, op=op, right=right):
             return OPERATORS[type(op)](evaluated(left, parents), evaluated(right, parents))
         case ast.UnaryOp(op=op, operand=one):
             return OPERATORS[type(op)](evaluated(one, parents))
-        case ast.Call(func=ast.Name(id=name), args=[one]):
+        case ast.Call(func=ast.Name(id=name), args=[one], keywords=[]):
             return FUNCTIONS[name](torch.as_tensor(evaluated(one, parents)))
-    raise AssertionError("expressions are checked when they are read")
+    raise ValueError("no arithmetic")
 
 
 def _blocks(products: Sequence[Sequence[Factor]], has_intercept: bool) -> Iterator[Block]:

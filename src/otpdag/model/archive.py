@@ -212,8 +212,7 @@ def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor
         shapes = {} if set(buffers) == {"shared"} else mechanism.predictor.buffer_shapes()  # a table has no units
         for beside, one in mechanism.spreads.items():
             shapes |= {f"{beside}.{name}": shape for name, shape in one.predictor.buffer_shapes().items()}
-        outputs = (mechanism.predictor.dim,)
-        shapes |= {name: outputs for name in ("smallest", "shared") if name in buffers}
+        shapes |= {name: (mechanism.predictor.dim,) for name in mechanism.from_data if name in buffers}
         shapes = {name: shape for name, shape in shapes.items() if name in buffers or not name.endswith("bent")}
         for name, value in buffers.items():
             _finite(f"{node}/{name}", value, positive=name.endswith("scale"))

@@ -258,10 +258,9 @@ class ModelBase:
         return Sequences(self._grouped(data), sequence=self.group)
 
     def _grouped(self, data: Any) -> pd.DataFrame:
-        table = known_table(data)
-        frame = pd.DataFrame(dict(table)) if isinstance(table, Mapping) else table
-        if not isinstance(frame, pd.DataFrame) or self.group not in frame.columns:
-            held = f"it has {listed(list(map(str, frame)))}" if isinstance(frame, pd.DataFrame) else type(data).__name__
+        frame = as_frame(data)
+        if self.group not in frame.columns:
+            held = f"it has {listed(list(map(str, frame)))}"
             raise DataError(f"data must be a table with a column {self.group!r}, which tells groups; {held}")
         return frame
 

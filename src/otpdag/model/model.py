@@ -458,8 +458,7 @@ class Model(ModelBase):
         """
         if not self.graph.is_dynamic:
             raise ModelError("forecast is for graphs with lagged edges; this one has none: use predict")
-        if steps < 1 or draws < 2:
-            raise ModelError(f"steps must be at least 1 and draws at least 2; got {steps} and {draws}")
+        steps, draws = check_count("steps", steps), check_count("draws", draws, 2)
         check_level(level)
         batch, _ = self._encode_sequences(data, False)
         known = self._given_values(given, steps * len(batch.lengths), self.structure.given, exactly=True)
