@@ -157,3 +157,21 @@ def test_what_cannot_be_is_refused(times):
     wrong = times[["x", "z"]].assign(**{"t.0": 2.0, "t.1": 1.0})
     with pytest.raises(DataError, match="not above the upper end"):
         fitted(m.Weibull(censored=True), wrong)
+
+
+@pytest.mark.parametrize("gaps", [0.0, 0.2])
+def test_a_censored_number_is_predicted_as_the_number_that_it_is(gaps: float) -> None:
+    rng = np.random.default_rng(5)
+    table = pd.DataFrame({"x": rng.normal(size=200)})
+    time, end = np.exp(1 + 0.5 * table["x"]) * rng.weibull(1.7, 200), rng.exponential(6.0, 200)
+    table["t.0"], table["t.1"] = np.minimum(time, end), np.where(time < end, time, np.inf)
+    table["x"] = table["x"].mask(rng.random(200) < gaps)
+    model = otp.Model(otp.Graph([("x", "t")]), {"x": m.Normal(), "t": m.Weibull(censored=True)})
+    result = otp.fit(model, table)
+    t = model.params()["t"]
+    means = np.exp(t["log_scale"] + t["weight"][0] * np.array([0.0, 1.0])) * special.gamma(1 + 1 / t["shape"])
+    asked = pd.DataFrame({"x": [0.0, 1.0], "t.0": [1.0, np.nan], "t.1": [np.inf, np.nan]})
+    np.testing.assert_allclose(model.predict(asked, "t"), np.stack([means, means], 1), rtol=1e-2)
+    effect = result.effect("x", "t").table
+    np.testing.assert_allclose(effect["effect"], means[1] - means[0], rtol=2e-2)
+    assert effect["std_error"].notna().all()

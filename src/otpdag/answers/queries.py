@@ -40,6 +40,7 @@ from otpdag.likelihood.row_posterior import BESIDE, BUDGET, Fitted, posterior_dr
 from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Buffered, Family, buffers_of
+from otpdag.mechanisms.predictor import Censorable
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral_sequences, batch_of
@@ -89,6 +90,12 @@ class Question:
 
     def __init__(self, fitted: Fitted, batch: Batch, node: str) -> None:
         fitted.check_densities("a question")
+        own = fitted.structure.mechanisms[node]
+        self.ends = own.space.width if isinstance(own, Censorable) and own.censored else 1
+        if isinstance(own, Censorable) and own.censored:  # ends have no moments: the number between them is asked
+            mechanisms = {**fitted.structure.mechanisms, node: own.uncensored()}
+            fitted = replace(fitted, structure=fitted.structure.with_mechanisms(mechanisms))
+            batch = batch.without(node)
         self.structure, self.node = fitted.structure, node
         self.layout = moved(fitted.naturals, lay_out_within(fitted.structure, batch, BUDGET, keep=(node,)))
 
@@ -97,7 +104,8 @@ class Question:
         with bounded_threads(0):
             if self.structure.mechanisms[self.node].space.is_discrete:
                 return Belief(state_probabilities(naturals, self.layout, self.node))
-            return Belief(*node_moments(naturals, self.layout, self.node))
+            found = node_moments(naturals, self.layout, self.node)
+            return Belief(*(one.repeat_interleave(self.ends, -1) for one in found))
 
 
 def believe(
@@ -131,8 +139,7 @@ def believe_in_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: li
     seen = steps.mask[node][0].any(-1, keepdim=True) if node in steps.mask else torch.zeros(batch.rows, 1).bool()
     if not bool(seen.any()):
         return _told_by_groups(fitted, batch, node, notes)
-    values, mask = ({**own, node: torch.zeros_like(own[node])} for own in (steps.values, steps.mask))
-    alone = _told_by_groups(fitted, replace(batch, steps=replace(steps, values=values, mask=mask)), node, notes)
+    alone = _told_by_groups(fitted, replace(batch, steps=steps.without(node)), node, notes)
     return alone if bool(seen.all()) else torch.where(seen, alone, _told_by_groups(fitted, batch, node, notes))
 
 

@@ -110,6 +110,11 @@ class Batch:
         """The rows from one on and before another: views, no copies of what is floating already."""
         return self._map(lambda tensor: tensor[:, begin:end]).widened()
 
+    def without(self, node: str) -> Batch:
+        """The same rows, which do not show a node."""
+        values, mask = ({name: own for name, own in held.items() if name != node} for held in (self.values, self.mask))
+        return Batch(values, mask, self.weight)
+
     def widened(self) -> Batch:
         """One-hot vectors that are bytes as floating ones; the batch itself where there are none."""
         dtype = self.weight.dtype

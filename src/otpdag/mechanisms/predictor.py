@@ -799,6 +799,12 @@ class Censorable(Cellwise):
         """Not of intervals, which have no moments."""
         return super().is_affine and not self.censored
 
+    def uncensored(self) -> Self:
+        """The same node of the number itself."""
+        plain = copy.copy(self)
+        plain.censored = False
+        return plain
+
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """By a number in each interval."""
         super().on_scale(self._inside(value), parents, weight)
