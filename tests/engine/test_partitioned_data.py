@@ -108,7 +108,7 @@ def test_a_dataset_a_pattern_and_weights_by_row_are_read_alike(table, folder, in
 
 def test_the_rows_held_are_those_of_the_table(table, folder):
     kind = TableData.in_parts(mixed_model(), otp.Partitioned(folder, block_rows=640, held_rows=100, seed=3))
-    assert kind.read.rows == 100
+    assert kind.batch.rows == 100
     seen = kind.parts.sample.values["y"][0, :, 0][kind.parts.sample.mask["y"][0, :, 0]].numpy()
     assert np.isin(seen, table["y"].dropna()).all()
     assert len(np.unique(seen)) == len(seen)
