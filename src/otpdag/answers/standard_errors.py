@@ -242,10 +242,11 @@ def standard_errors(
     information = information_at(problem, point, errors)
     table = without_errors(fitted)
 
-    def numbers(flat: Tensor) -> Tensor:
-        return torch.cat([value[0].flatten() for value in described(fitted, problem, flat.unsqueeze(0)).values()])
+    def numbers(points: Tensor) -> Tensor:
+        shown = described(fitted, problem, points).values()
+        return torch.cat([value.reshape(len(points), value[0].numel()) for value in shown], 1)
 
-    slopes = torch.autograd.functional.jacobian(numbers, point[0]).detach()
+    slopes = slopes_of(numbers, point)
     if len(slopes) != len(table):
         raise RuntimeError("a parameter has no slope")
     named = zip(table["node"], table["parameter"], strict=True)
@@ -262,6 +263,21 @@ def standard_errors(
     if isinstance(problem, Units):
         _add_one_sided(table, problem, point, slopes, numbers, level)
     return table, information.is_of_maximum
+
+
+def slopes_of(numbers: Callable[[Tensor], Tensor], point: Tensor, most: int = 400) -> Tensor:
+    """Slopes (M, P) at a point (1, P) of numbers that points (R, P) have (R, M): a replica for each, in one pass.
+
+    >>> slopes_of(lambda x: x**2, torch.tensor([[1.0, 3.0]]))
+    tensor([[2., 0.],
+            [0., 6.]])
+    """
+    made, size = [point[:0]], numbers(point).shape[1]
+    for own in torch.arange(size).split(most):
+        leaf = point.detach().expand(len(own), -1).clone().requires_grad_()
+        value = numbers(leaf)[torch.arange(len(own)), own].sum()
+        made += torch.autograd.grad(value, leaf) if value.requires_grad else [torch.zeros_like(leaf)]
+    return torch.cat(made)
 
 
 def _add_one_sided(
@@ -285,7 +301,7 @@ def _add_one_sided(
         # raw coordinates are of order one where the data are
         moved = point.index_fill(1, slopes[place].abs().argmax(), 0.0)
         rise = problem.unit_mass.sum() * (problem.loss(moved).total - best).sum()
-        value, other = table["estimate"][place], numbers(moved[0])[place]
+        value, other = table["estimate"][place], numbers(moved)[0, place]
         is_rate = table["parameter"][place] == "log_rate"
         passed = torch.exp(other) if is_rate else -torch.log1p(-(other - value).abs())
         rows = float(rise / passed)
