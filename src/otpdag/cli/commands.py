@@ -455,7 +455,7 @@ def select(
 
     chosen = select_model(builder, _sizes(sizes), as_steps(table, sequence, time), criterion=criterion, seed=seed)
     _put(chosen.table.rename_axis("size"), as_json)
-    c.say(f"{chosen.best} categories of {node} are best by {criterion}")
+    c.say(f"{chosen.best} categories of {node} are best by {criterion}{chosen.hint}")
 
 
 def _sizes(text: str, most: int = 50) -> range:
