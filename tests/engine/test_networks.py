@@ -64,6 +64,7 @@ def test_the_estimate_is_where_likelihood_times_prior_is_largest():
         assert height({name: value + step[name] for name, value in layers.items()}) < best
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.errors.ConvergenceWarning")  # it would follow the noise for long
 def test_without_a_prior_it_is_maximum_likelihood():
     table = curved(80, seed=9)

@@ -153,7 +153,11 @@ def even_noise(
     """Quasi-random noise (1, size, dim) of the nodes, independent ``times`` over."""
     kinds = [(node, structure.mechanisms[node].noise) for node in nodes]
     dims = [noise.dim for _, noise in kinds] * times
-    pieces = iter(even_uniform(sum(dims), size, seed).to(like).unsqueeze(0).split(dims, -1))
+    uniform = torch.zeros(size, 0, dtype=torch.float64)
+    if sum(dims):
+        sobol = torch.quasirandom.SobolEngine(sum(dims), scramble=True, seed=seed)
+        uniform = sobol.draw(size, dtype=torch.float64).clamp(EDGE, 1 - EDGE)
+    pieces = iter(uniform.to(like).unsqueeze(0).split(dims, -1))
     return [
         {
             node: torch.special.ndtri(own) if noise.kind == "normal" else own
@@ -161,14 +165,6 @@ def even_noise(
         }
         for _ in range(times)
     ]
-
-
-def even_uniform(dim: int, size: int, seed: int) -> Tensor:
-    """Quasi-random numbers (size, dim) between zero and one: scrambled Sobol points."""
-    if not dim:
-        return torch.zeros(size, 0, dtype=torch.float64)
-    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
-    return sobol.draw(size, dtype=torch.float64).clamp(EDGE, 1 - EDGE)
 
 
 def _proportional(share: Tensor, size: int, generator: torch.Generator) -> Tensor:

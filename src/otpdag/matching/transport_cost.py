@@ -27,7 +27,7 @@ from otpdag.divergences import Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.divergences.sliced import MergedOrder, Quantiles
 from otpdag.errors import ModelError
-from otpdag.matching.model_points import ModelPoints, even_uniform
+from otpdag.matching.model_points import ModelPoints
 from otpdag.settings import Direct
 from otpdag.structure import Structure
 
@@ -115,19 +115,16 @@ def neighbourhoods(structure: Structure) -> list[tuple[str, ...]]:
 def directions(
     groups: Sequence[Sequence[slice]], width: int, sliced: SlicedWasserstein, seed: int, most: int = 6
 ) -> Tensor:
-    """Unit vectors (width, K), each along the columns of at ``most`` so many nodes of a group; a line has only one.
-
-    They are quasi-random: as many random ones leave parts of the sphere empty, in which estimates are then noisy.
-    """
+    """Unit vectors (width, K), each along the columns of at ``most`` so many nodes of a group; a line has only one."""
     if width == 1:
         return torch.ones(1, 1)
-    seed, size = seed if sliced.seed is None else sliced.seed, sliced.projections
-    generator, reads = np.random.default_rng(seed), torch.zeros(width, size, dtype=torch.float64)
-    for number in range(size):
-        group = groups[number * len(groups) // size]
+    generator = np.random.default_rng(seed if sliced.seed is None else sliced.seed)
+    vectors = np.zeros((width, sliced.projections))
+    for number in range(sliced.projections):
+        group = groups[number % len(groups)]
         for at in generator.permutation(len(group))[:most]:
-            reads[group[at], number] = 1.0
-    return torch.nn.functional.normalize(torch.special.ndtri(even_uniform(width, size, seed)).mT * reads, dim=0)
+            vectors[group[at], number] = generator.normal(size=group[at].stop - group[at].start)
+    return torch.from_numpy(vectors / np.linalg.norm(vectors, axis=0))
 
 
 def chosen_divergence(direct: Direct, columns: Columns, points: ModelPoints, rows: int) -> AbstractDivergence:
