@@ -79,7 +79,13 @@ class Mechanism(ABC):
             raise TypeError(f"{cls.__name__} takes no arguments")
         made = super().__new__(cls)
         made._built_from = args, kwargs
-        for name, value in inspect.signature(cls.__init__).bind_partial(made, *args, **kwargs).arguments.items():
+        signature = inspect.signature(cls.__init__)
+        try:
+            given = signature.bind_partial(made, *args, **kwargs).arguments
+        except TypeError as error:
+            names = ", ".join(f"{name}=" for name in list(signature.parameters)[1:])
+            raise TypeError(f"{cls.__name__}: {error}; its arguments are {names}") from None
+        for name, value in given.items():
             check_kind(cls, name, value)
         return made
 
