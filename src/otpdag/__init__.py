@@ -61,6 +61,7 @@ __version__ = "0.1.0"
 
 _PARTS = ["backward", "costs", "divergences", "engine", "mechanisms", "objective", "schedules", "tables"]
 _COMPANY = ["datasets", "estimators", "interop", "metrics", "plots"]
+# names by the modules that define them, each imported when it is first asked for
 _HOMES = {
     "errors": [
         "ApproximationWarning",
@@ -80,7 +81,6 @@ _HOMES = {
     "engine": ["FitResult", "Method", "RobustOptions", "SearchSchedule", "entropic", "fit", "paper", "transport"],
     "choice": ["Selection", "compare", "select"],
 }
-"""Names by the modules that define them, each imported when it is first asked for."""
 
 __all__ = sorted([*_PARTS, *_COMPANY, *(one for names in _HOMES.values() for one in names)])
 

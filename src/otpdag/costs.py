@@ -280,19 +280,19 @@ def _check_points(x: Tensor, y: Tensor) -> None:
         raise DataError(f"`x` and `y` must have equal replicas, or one; got {x.shape[0]} and {y.shape[0]}")
 
 
+# the cost by a node's type: cross-entropy for categories, smooth L1 for counts, else squared error
 DEFAULT_COSTS: Mapping[CostKind, AbstractCost] = {
     "squared": SquaredEuclidean(),
     "smooth l1": SmoothL1(),
     "cross-entropy": CrossEntropy(),
 }
-"""The cost by a node's type: cross-entropy for categories, smooth L1 for counts, else squared error."""
 
+# ground costs by what a user may call them
 NAMED_COSTS: Mapping[str, AbstractCost] = {
     "squared": SquaredEuclidean(),
     "absolute": Euclidean(),
     "0/1": FunctionCost(differ),
 }
-"""Ground costs by what a user may call them."""
 
 
 def ground_cost(node: str, cost: AbstractCost | PointFunction | str) -> AbstractCost:

@@ -30,8 +30,7 @@ except ImportError:  # not on Windows
 _MARK = ".otpdag-"
 _STAGED, _COMMITTED, _MANIFEST = f"{_MARK}new-", f"{_MARK}committed", f"{_MARK}manifest.json"
 _TEMPORARY = ".tmp"
-_DAY = 86_400.0
-"""Seconds without a write after which an unfinished file is one that its writer left."""
+_DAY = 86_400.0  # seconds without a write after which an unfinished file is one that its writer left
 
 
 # --- one file ---------------------------------------------------------------------------------------------------------

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-RIDGE = 1e-10
-"""Relative to the largest difference: what keeps a combination of nearly equal ones small."""
+RIDGE = 1e-10  # relative to the largest difference: what keeps a combination of nearly equal ones small
 
 
 def correction(change: Tensor, moves: Tensor, changes: Tensor) -> Tensor:

@@ -145,6 +145,9 @@ class Refinement:
 
     ``loss`` (R,) is that of the point in it, if it compares with the losses before: sums that are laid out anew
     estimate the same thing.
+
+    Attributes:
+        curved_alike: Whether an optimiser may go on with the curvature that it has learned.
     """
 
     problem: Problem
@@ -152,7 +155,6 @@ class Refinement:
     what: str
     loss: Tensor | None = None
     curved_alike: bool = False
-    """Whether an optimiser may go on with the curvature that it has learned."""
 
 
 @dataclass(frozen=True)
@@ -369,18 +371,20 @@ class RowObjective:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
-LayOut = Callable[..., Units]
-"""Lays a ``batch`` out for the same objective, by a ``seed``."""
+LayOut = Callable[..., Units]  # lays a `batch` out for the same objective, by a `seed`
 
 
 class TableRows(Units):
-    """Rows of a table, whatever is done with them."""
+    """Rows of a table, whatever is done with them.
+
+    Attributes:
+        batch: The rows.
+        route: Which way they are summed; see :mod:`~otpdag.likelihood.row_problem`.
+    """
 
     batch: Batch
-    """The rows."""
     seed: int
     route: ClassVar[str] = ""
-    """Which way they are summed; see :mod:`~otpdag.likelihood.row_problem`."""
 
     @property
     def rows(self) -> int:
@@ -398,13 +402,15 @@ class TableRows(Units):
 
 
 class SummedRows(TableRows):
-    """Rows whose likelihood is read from sums over them."""
+    """Rows whose likelihood is read from sums over them.
+
+    Attributes:
+        in_rows: Makes the problem of the same objective that looks at every row.
+    """
 
     in_rows: LayOut
-    """Makes the problem of the same objective that looks at every row."""
 
-    is_likelihood = True
-    """Other objectives are not laid out so."""
+    is_likelihood = True  # other objectives are not laid out so
 
     def row_by_row(self, rows: int) -> Units:
         """So many of the rows, looked at one by one."""

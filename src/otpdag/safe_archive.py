@@ -29,14 +29,14 @@ from otpdag.files import as_path, replacing
 TENSORS = "tensors.safetensors"
 SEAL = hashlib.sha256().digest_size
 
+# Bounds, so that reading needs at most about 200 MB or four times the file. Python makes of a byte of JSON up to twenty
+# bytes of memory, and most for brackets.
 MOST_TEXT = 24 << 20
 MOST_VALUES = 2_000_000
 MOST_BRACKETS = 200_000
 MOST_DEPTH = 40
 MOST_HEADER = 8 << 20
 MOST_DIRECTORY = 1 << 20
-"""Bounds, so that reading needs at most about 200 MB or four times the file. Python makes of a byte of JSON up to
-twenty bytes of memory, and most for brackets."""
 
 SMALL = 32 << 20  # tensors up to here may be packed as tightly as they can; above, to half their size
 

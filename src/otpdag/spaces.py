@@ -33,26 +33,29 @@ class Space(ABC):
     """The set of values of one node.
 
     The defaults are those of numbers on a line.
+
+    Attributes:
+        holds: What a column of a table must hold, for messages.
+        total: What the coordinates of every value sum to.
+        is_discrete: Whether values are one of finitely many categories.
+        is_countable: Whether values can be listed one after the other: categories and whole numbers.
+        is_unbounded: Whether any number is a value, so that values may be shifted, stretched and turned round.
+        is_skewed: Whether most columns of this kind have their long tail above.
+        has_noise_when_relaxed: Whether a relaxed value could have come from noise, so that this can be abducted.
+        kinds: All spaces by the name that a file calls them.
+        cost: What rebuilding a value wrongly costs, unless a method says otherwise.
     """
 
     holds: ClassVar[str] = "finite numbers"
-    """What a column of a table must hold, for messages."""
     total: ClassVar[float | None] = None
-    """What the coordinates of every value sum to."""
 
     is_discrete: ClassVar[bool] = False
-    """Whether values are one of finitely many categories."""
     is_countable: ClassVar[bool] = False
-    """Whether values can be listed one after the other: categories and whole numbers."""
     is_unbounded: ClassVar[bool] = False
-    """Whether any number is a value, so that values may be shifted, stretched and turned round."""
     is_skewed: ClassVar[bool] = False
-    """Whether most columns of this kind have their long tail above."""
     has_noise_when_relaxed: ClassVar[bool] = True
-    """Whether a relaxed value could have come from noise, so that this can be abducted."""
 
     kinds: ClassVar[dict[str, type[Space]]] = {}
-    """All spaces by the name that a file calls them."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -144,7 +147,6 @@ class Space(ABC):
     # -- comparing columns -----------------------------------------------------------------------------------------
 
     cost: ClassVar[CostKind] = "squared"
-    """What rebuilding a value wrongly costs, unless a method says otherwise."""
 
     def comparable(self, columns: Array) -> Array:
         """Columns (N, width) with mean zero and spread one, on a scale where rows can be compared."""
@@ -330,6 +332,9 @@ class Count(Vector):
     """Vectors of non-negative integers.
 
     A learned map draws them relaxed to positive numbers, so that unconstrained coordinates are logarithms.
+
+    Attributes:
+        stands_for_zero: What a count of zero is taken for where its logarithm is needed.
     """
 
     holds: ClassVar[str] = "whole numbers of at least 0 and at most 7e10"
@@ -339,7 +344,6 @@ class Count(Vector):
     cost: ClassVar[CostKind] = "smooth l1"
 
     stands_for_zero: ClassVar[float] = 0.3
-    """What a count of zero is taken for where its logarithm is needed."""
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Negative numbers, fractions, and counts beyond the largest rate, whose differences are no longer exact."""

@@ -35,13 +35,15 @@ class Structure:
 
     In a graph with lagged edges, an earlier value is one more parent: ``z[-1]`` is ``z`` one step ago. A hidden node
     with lagged parents has a second mechanism, ``z[0]``, without them: it makes the first steps of a sequence.
+
+    Attributes:
+        counts_priors: Whether a loss has the priors of parameters in it; not where it is one of many parts of another.
     """
 
     graph: Graph
     mechanisms: Mapping[str, Mechanism]
     keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     counts_priors: bool = True
-    """Whether a loss has the priors of parameters in it; not where it is one of many parts of another."""
 
     @classmethod
     def bind(cls, graph: Graph, mechanisms: Mapping[str, Mechanism], *, most: float = math.inf) -> Structure:

@@ -54,12 +54,15 @@ def log_likelihoods(fitted: Fitted, batch: Batch | SequenceBatch, seed: int = 0)
 
 
 class Aspect(NamedTuple):
-    """A way in which a model may be wrong: its words and features (N, k) whose means are then not zero."""
+    """A way in which a model may be wrong: its words and features (N, k) whose means are then not zero.
+
+    Attributes:
+        of_values: Whether the parameters' values are meant, and not only the form: then estimation is not allowed for.
+    """
 
     words: str
     features: Tensor
     of_values: bool = False
-    """Whether the parameters' values are meant, and not only the form: then estimation is not allowed for."""
 
 
 def node_checks(fitted: Fitted, batch: Batch, *, seed: int, most: int = 10_000) -> pd.DataFrame:

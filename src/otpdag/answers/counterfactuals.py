@@ -26,8 +26,8 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms.base import Mechanism, abducted, can_abduct
 
 Values = Mapping[str, Tensor]
+# values (1, N, width), or what makes them (1, M, width) of those (1, M, width) that all nodes had in M worlds
 Setting = Tensor | Callable[[Values], Tensor]
-"""Values (1, N, width), or what makes them (1, M, width) of those (1, M, width) that all nodes had in M worlds."""
 
 SLIVER = 1e-12  # of an interval of noise, or of a probability: what is smaller is rounding
 

@@ -37,20 +37,16 @@ from otpdag.spaces import Space
 from otpdag.structure import Structure, pack
 from otpdag.tables import feature_name
 
-UNDETERMINED = "the data do not determine"
-"""How notes on flat directions begin."""
+UNDETERMINED = "the data do not determine"  # how notes on flat directions begin
 
-ENDLESS = "its slopes grow without end"
-"""Said of slopes that have no estimate."""
+ENDLESS = "its slopes grow without end"  # said of slopes that have no estimate
 
+# replicas times rows times points that are evaluated at a time: more would take more memory than a fit did
 ENTRIES = 2**19
-"""Replicas times rows times points that are evaluated at a time: more would take more memory than a fit did."""
 
-NO_EVENTS = -15.0
-"""The logarithm of a rate at which three million rows are expected to show one event."""
+NO_EVENTS = -15.0  # the logarithm of a rate at which three million rows are expected to show one event
 
-WIDE_STEP = 3e-3
-"""With which a direction that is flat on some rows is tried on all: wider than that of derivatives."""
+WIDE_STEP = 3e-3  # with which a direction that is flat on some rows is tried on all: wider than that of derivatives
 
 
 def point_of(fitted: Fitted, keys: Iterable[str]) -> Tensor:
@@ -307,8 +303,8 @@ def _correlations(noise: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 # -- identification ----------------------------------------------------------------------------------------------------
 
+# node, parameter and index in the layout of the mechanism, without the replica axis
 ParameterName = tuple[str, str, tuple[int, ...]]
-"""Node, parameter and index in the layout of the mechanism, without the replica axis."""
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,10 @@ from otpdag.tables import estimates
 
 Errors = Literal["information", "sandwich", "bootstrap"]
 
+# of parameters drawn by their likelihood: how many are tried, on how many rows in all, degrees of freedom of these
 CANDIDATES, CANDIDATE_ROWS, HEAVY = 2_000, 4_000_000, 5
-"""Of parameters drawn by their likelihood: how many are tried, on how many rows in all, degrees of freedom of these."""
 
-FLAT = 1e-6
-"""Relative curvature along a direction that the data do not tell, by second derivatives."""
+FLAT = 1e-6  # relative curvature along a direction that the data do not tell, by second derivatives
 
 
 # -- information -------------------------------------------------------------------------------------------------------
@@ -67,14 +66,16 @@ class Information:
 
     ``flat`` are directions (P, k) in which the likelihood does not fall: labels of a softmax that only differences of
     have a meaning, and whatever the data do not tell. ``scores`` (N, P), slopes of single rows, make a sandwich.
+
+    Attributes:
+        knows_flat: Whether flat directions were told, rather than found in the matrix.
+        smallest: Curvature, relative to that of its own coordinates, below which a direction is flat.
     """
 
     matrix: Tensor
     scores: Tensor | None = None
     knows_flat: bool = False
-    """Whether flat directions were told, rather than found in the matrix."""
     smallest: float = FLAT
-    """Curvature, relative to that of its own coordinates, below which a direction is flat."""
 
     def without(self, flat: Tensor) -> Information:
         """The same with no curvature along directions (P, k) that are known to be flat."""

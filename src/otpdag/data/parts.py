@@ -57,8 +57,8 @@ def table_bytes(table: pd.DataFrame, path: Path) -> bytes:
 
 # -- parts, wherever they are ------------------------------------------------------------------------------------------
 
+# called as `work(part, number, *arguments)`; where parts are elsewhere, it must be a function that can be sent
 Work: TypeAlias = Callable[..., Any]
-"""Called as ``work(part, number, *arguments)``; where parts are elsewhere, it must be a function that can be sent."""
 
 
 class Parts(ABC):

@@ -30,8 +30,7 @@ from otpdag.data.columns import (
 from otpdag.errors import DataError, listed
 from otpdag.spaces import SUM_TOLERANCE, Discrete
 
-LARGEST = 1e150
-"""Numbers whose squares, and sums of those over many rows, are still finite."""
+LARGEST = 1e150  # numbers whose squares, and sums of those over many rows, are still finite
 
 
 def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int, of: str = "rows") -> Floats:

@@ -10,8 +10,7 @@ from scipy import sparse
 
 from otpdag.numerics import Array
 
-Truth = dict[str, dict[str, Array]]
-"""Parameters by name, by node: the layout of ``Model.params()``."""
+Truth = dict[str, dict[str, Array]]  # parameters by name, by node: the layout of `Model.params()`
 
 
 def draw_states(probs: Array, rows: int, generator: np.random.Generator) -> NDArray[np.int64]:

@@ -87,12 +87,14 @@ class Quantiles:
     """Step quantile functions of a sample along directions: values (R or 1, K, N), each up to a level.
 
     The sample is sorted once; a cost to other points takes a sort of these, whatever the size of the sample.
+
+    Attributes:
+        is_even: Whether levels are evenly spaced, so that places among them need no search.
     """
 
     values: Array
     ends: Array
     is_even: bool
-    """Whether levels are evenly spaced, so that places among them need no search."""
 
     @classmethod
     def of(cls, along: Tensor, weight: Tensor, *, exact: bool = False) -> Quantiles:
@@ -164,16 +166,19 @@ class Quantiles:
 
 @dataclass(frozen=True)
 class MergedOrder:
-    """A sample and points in one order along directions: where masses alone change, W1 takes no further sort."""
+    """A sample and points in one order along directions: where masses alone change, W1 takes no further sort.
+
+    Attributes:
+        order: Of both together (K, N + M).
+        places: Of the sample in it (K, N).
+        gaps: Distances of neighbours (K, N + M - 1).
+        other: Masses of the points (M,).
+    """
 
     order: Tensor
-    """Of both together (K, N + M)."""
     places: Tensor
-    """Of the sample in it (K, N)."""
     gaps: Tensor
-    """Distances of neighbours (K, N + M - 1)."""
     other: Tensor
-    """Masses of the points (M,)."""
 
     @classmethod
     def of(cls, along: Tensor, points: Tensor, weight: Tensor) -> MergedOrder:

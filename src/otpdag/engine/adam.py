@@ -28,6 +28,9 @@ class Adam:
         alternating: Update the backward map and the model in turn (Algorithm 1) or together.
         largest_gradient: Length at which a replica's gradient is cut: losses are of order one in the data's units, and
             so are gradients.
+
+    Attributes:
+        is_stochastic: Every step draws a minibatch and noise.
     """
 
     steps: int = 300
@@ -49,7 +52,6 @@ class Adam:
         return (self.learning_rate if callable(self.learning_rate) else Cosine(self.learning_rate))(progress)
 
     is_stochastic: ClassVar[bool] = True
-    """Every step draws a minibatch and noise."""
 
     def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Run all steps of a run, under the part of the schedule that its problem spans."""

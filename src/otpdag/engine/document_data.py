@@ -49,11 +49,11 @@ from otpdag.structure import unpack
 
 Counts = sparse.csr_array
 
+# updates of plain pairs after which repeats of words are compared: they change by less than 0.02 afterwards
 REPEAT_UPDATES = 60
-"""Updates of plain pairs after which repeats of words are compared: they change by less than 0.02 afterwards."""
 
+# words that no topic explains, of pairs of words of texts (decision 0032 has the corpora that it was chosen on)
 BACKGROUND = 0.8
-"""Words that no topic explains, of pairs of words of texts (decision 0032 has the corpora that it was chosen on)."""
 
 
 @dataclass(frozen=True)

@@ -59,14 +59,17 @@ FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechani
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run."""
+    """What will run.
+
+    Attributes:
+        restarts: As many as the problem asks for if None.
+        leaves_out: How much of what the model cannot explain is left out; None if nothing is.
+    """
 
     method: Method
     restarts: int | None
-    """As many as the problem asks for if None."""
     course: SearchSchedule
     leaves_out: RobustOptions | None
-    """How much of what the model cannot explain is left out; None if nothing is."""
 
 
 def fit(

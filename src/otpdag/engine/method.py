@@ -20,8 +20,7 @@ from otpdag.likelihood.topic_problem import TopicSweeps
 from otpdag.schedules import Constant, Schedule
 from otpdag.settings import ClosedForm, Direct, Objective, PushForward, SumSizes
 
-Evaluation = ClosedForm | Drawn | Encoded | TopicSweeps | PaperTopics
-"""How an objective is evaluated."""
+Evaluation = ClosedForm | Drawn | Encoded | TopicSweeps | PaperTopics  # how an objective is evaluated
 
 
 @dataclass(frozen=True)

@@ -106,11 +106,10 @@ class Stopping:
         self.stop(Cause.INTERRUPT)
 
 
+# receives the latest record of the history; returning True stops the fit
 Callback = Callable[[dict[str, float]], bool | None]
-"""Receives the latest record of the history; returning True stops the fit."""
 
-LINE_SECONDS = 10.0
-"""How often there is a line where there is no terminal."""
+LINE_SECONDS = 10.0  # how often there is a line where there is no terminal
 
 log = logging.getLogger("otpdag")
 

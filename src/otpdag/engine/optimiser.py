@@ -31,11 +31,10 @@ from otpdag.errors import check_count
 from otpdag.numerics import Array, correction
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
 
-SMALL_IN_A_ROW = 3
-"""Small changes in a row that make an end: one or two happen in narrow valleys."""
+SMALL_IN_A_ROW = 3  # small changes in a row that make an end: one or two happen in narrow valleys
 
+# what an optimiser has learned on its way, as named tensors: it can be handed on, and written to a file
 Memory = Mapping[str, Tensor]
-"""What an optimiser has learned on its way, as named tensors: it can be handed on, and written to a file."""
 
 State = TypeVar("State")
 
@@ -114,18 +113,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Progress:
-    """A step that was made: its number, terms, losses and points of all replicas, and how to write it down."""
+    """A step that was made: its number, terms, losses and points of all replicas, and how to write it down.
+
+    Attributes:
+        snapshot: All that is needed to go on from here.
+    """
 
     step: int
     terms: LossTerms
     losses: Tensor
     points: Tensor
     snapshot: Callable[[], Memory]
-    """All that is needed to go on from here."""
 
 
-Watch = Callable[[Progress], bool]
-"""Called after every step; returning True stops the run."""
+Watch = Callable[[Progress], bool]  # called after every step; returning True stops the run
 
 
 @runtime_checkable
@@ -188,6 +189,13 @@ class _Accelerated:
     """Where all replicas stand: a point whose loss is known, and the trial that comes next.
 
     Arrays, not tensors: with few parameters the calls are what a step costs, and these are cheaper.
+
+    Attributes:
+        fall: By how much the loss fell in the last step that was kept.
+        rest: By how much it would fall from here on if falls went on to shrink as the last one did; infinite if it did
+            not.
+        quick_falls: How many falls in a row were each a small share of the one before.
+        share: How much of the plain update the trial is; more than one where it is a combination.
     """
 
     point: Array
@@ -199,14 +207,10 @@ class _Accelerated:
     changes: Array
     small: Array
     fall: Array
-    """By how much the loss fell in the last step that was kept."""
     rest: Array
-    """By how much it would fall from here on if falls went on to shrink as the last one did; infinite if it did not."""
     quick_falls: Array
-    """How many falls in a row were each a small share of the one before."""
     rules: ClassVar[Acceleration] = Acceleration()
     share: Array
-    """How much of the plain update the trial is; more than one where it is a combination."""
     step: int
 
     @classmethod
@@ -435,16 +439,21 @@ class Coordinates:
         return self.origin + (self.matrix @ y.unsqueeze(-1)).squeeze(-1)
 
 
-ORIGIN = "axes.origin"
-"""What tells that a memory is of a run of L-BFGS."""
+ORIGIN = "axes.origin"  # what tells that a memory is of a run of L-BFGS
 
-Evaluate = Callable[[Tensor], Tensor | LossTerms]
-"""Maps parameters (R, P) to losses (R,), or to their terms."""
+Evaluate = Callable[[Tensor], Tensor | LossTerms]  # maps parameters (R, P) to losses (R,), or to their terms
 
 
 @dataclass
 class LBFGSState:
-    """Where a run stands."""
+    """Where a run stands.
+
+    Attributes:
+        small_changes: In how many steps in a row each row's loss has hardly changed.
+        moves: Past steps s (M, R, P), the oldest first.
+        changes: Changes y of the gradient along them (M, R, P).
+        rho: 1 / (s . y), (M, R); zero where a pair carries no curvature.
+    """
 
     point: Tensor
     loss: Tensor
@@ -452,13 +461,9 @@ class LBFGSState:
     converged: Tensor
     failed: Tensor
     small_changes: Tensor
-    """In how many steps in a row each row's loss has hardly changed."""
     moves: Tensor
-    """Past steps s (M, R, P), the oldest first."""
     changes: Tensor
-    """Changes y of the gradient along them (M, R, P)."""
     rho: Tensor
-    """1 / (s . y), (M, R); zero where a pair carries no curvature."""
     steps: int = 0
     evaluations: int = 1
 
@@ -649,6 +654,9 @@ class Deterministic:
         alone: Most updates of all parameters before descent takes over.
         first: Most updates before descent, where they do not suffice.
         little: Relative gain below which these stop: they lead far in few steps, and creep then.
+
+    Attributes:
+        is_stochastic: Every loss is the same at the same point.
     """
 
     steps: int = 400
@@ -662,7 +670,6 @@ class Deterministic:
         check_count("steps", self.steps)
 
     is_stochastic: ClassVar[bool] = False
-    """Every loss is the same at the same point."""
 
     def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Update, and descend; a run that goes on, or is resumed, does so as what it was."""
@@ -690,6 +697,9 @@ class EM:
         tolerance: Relative change of the loss, in three steps in a row, at which it has converged.
         growth: By what the pace grows in a step; one for plain updates.
         longest: The largest pace.
+
+    Attributes:
+        is_stochastic: Every loss is the same at the same point.
     """
 
     steps: int = 100
@@ -702,7 +712,6 @@ class EM:
         check_count("steps", self.steps)
 
     is_stochastic: ClassVar[bool] = False
-    """Every loss is the same at the same point."""
 
     def run(self, run: Run, watch: Watch, resume: Memory | None = None) -> Outcome:
         """Update until nothing changes; the loss is that of the point before the last update."""

@@ -60,11 +60,11 @@ if TYPE_CHECKING:
     from otpdag.model import Model
 
 
+# sets of parameters from which a forecast draws futures: the variance between them is known to a fifth
 PARAMETER_DRAWS = 50
-"""Sets of parameters from which a forecast draws futures: the variance between them is known to a fifth."""
 
+# how far what no data tell is moved, in raw units of order one, to see whether so many futures follow
 MOVE, FUTURES_COMPARED = 0.3, 200
-"""How far what no data tell is moved, in raw units of order one, to see whether so many futures follow."""
 
 PICTURES = ("classes", "effects", "estimates", "fit", "hidden", "plan", "term")
 

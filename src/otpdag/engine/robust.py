@@ -97,23 +97,26 @@ class CappedProblem(WrappedProblem):
     """A problem that leaves out units: weights follow from the point, and are found anew whenever the problem is moved.
 
     Starts are compared by what leaving units out costs, on those that lie together.
+
+    Attributes:
+        judge: What starts are compared by; None for their losses, each cut at the model's own tail.
+        trimmings: How often only the likeliest units are kept, before weights are capped: a start must not follow
+            outliers.
+        untrimmed: Starts that are never trimmed (R,): those that look at all rows.
+        guessed: Units (R, N) that a start was made of, with which it begins.
+        explained: Units (R, N) that take part at all.
     """
 
     base: Units
     judge: TransportJudge | None
-    """What starts are compared by; None for their losses, each cut at the model's own tail."""
     options: RobustOptions
     seed: int
     weights: Tensor | None = None
     weighted: Units | None = None
     trimmings: int = 0
-    """How often only the likeliest units are kept, before weights are capped: a start must not follow outliers."""
     untrimmed: Tensor | None = None
-    """Starts that are never trimmed (R,): those that look at all rows."""
     guessed: Tensor | None = None
-    """Units (R, N) that a start was made of, with which it begins."""
     explained: Tensor | None = None
-    """Units (R, N) that take part at all."""
 
     def metric(self, points: Tensor) -> Tensor | None:
         """Of the problem with its present weights."""

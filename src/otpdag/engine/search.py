@@ -124,7 +124,13 @@ class Restart:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The end of a search: of each data set the best point (S, P) and its loss, how it ended, and all restarts."""
+    """The end of a search: of each data set the best point (S, P) and its loss, how it ended, and all restarts.
+
+    Attributes:
+        kept: Numbers of the starts that were kept (S,).
+        reached: How many starts came to the loss of the best, where they raced.
+        settled: How many ran until nothing changed: the others gave up, or were still on their way.
+    """
 
     problem: Problem
     point: Tensor
@@ -133,12 +139,9 @@ class SearchResult:
     failed: Tensor
     steps: int
     kept: Tensor
-    """Numbers of the starts that were kept (S,)."""
     restarts: tuple[Restart, ...] = ()
     reached: int | None = None
-    """How many starts came to the loss of the best, where they raced."""
     settled: int = 0
-    """How many ran until nothing changed: the others gave up, or were still on their way."""
 
 
 def restart_seed(seed: int, number: int) -> int:
@@ -148,18 +151,21 @@ def restart_seed(seed: int, number: int) -> int:
 
 @dataclass(frozen=True)
 class Searcher:
-    """What all searches of a fit share: how to minimise, by which seed, who watches, and what is already done."""
+    """What all searches of a fit share: how to minimise, by which seed, who watches, and what is already done.
+
+    Attributes:
+        last_run: What the last, longest run is called.
+        trace: Sees the points of all replicas after every step.
+        judge: By what starts are compared (R,), the lower the better: their losses, unless told otherwise.
+    """
 
     optimiser: Optimiser
     seed: int = 0
     monitor: Monitor = field(default_factory=lambda: Monitor(show=False))
     journal: Journal | None = None
     last_run: str = "best start"
-    """What the last, longest run is called."""
     trace: Callable[[Tensor], None] | None = None
-    """Sees the points of all replicas after every step."""
     judge: Callable[[Problem, Tensor, Tensor], Tensor] = lambda problem, points, losses: losses
-    """By what starts are compared (R,), the lower the better: their losses, unless told otherwise."""
 
 
 def with_narrow_scales(problem: Units, points: Tensor, losses: Tensor) -> Tensor:
@@ -207,8 +213,8 @@ def search(
 class _Field:
     """All starts of a search: where each is now, the losses that it reached, and who is still in."""
 
+    # shares of a time limit by which a step, and the last one after the limit, may be late before it is given up
     long_step, last_step = 0.05, 0.25
-    """Shares of a time limit by which a step, and the last one after the limit, may be late before it is given up."""
 
     def __init__(
         self,
@@ -619,13 +625,16 @@ class _Field:
 
 @dataclass
 class _Gains:
-    """Whether moving a problem still pays: an optimiser may go round in circles, as it exploits each new layout."""
+    """Whether moving a problem still pays: an optimiser may go round in circles, as it exploits each new layout.
+
+    Attributes:
+        most_idle: Refinements in a row without a gain that make an end.
+    """
 
     small: float
     best: Refinement | None = None
     idle: int = 0
     most_idle: int = 2
-    """Refinements in a row without a gain that make an end."""
 
     def have_ended(self, moved: Refinement) -> bool:
         """Compare what a move found with the best before; two moves in a row without a gain are enough."""

@@ -34,6 +34,12 @@ from otpdag.problem import Problem, RowObjective
 from otpdag.settings import ClosedForm
 from otpdag.structure import Structure
 
+# Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all. A
+# chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of two
+# near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard
+# errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen. Of ten
+# million steps a part of a 32nd spared one of five or six passes over everything in two of three data sets, for a
+# seventh of one.
 CHAIN = SearchSchedule(
     short_rows=2_500,
     short_elements=10**12,
@@ -47,18 +53,19 @@ CHAIN = SearchSchedule(
 _ALONE = replace(CHAIN, finalists=1, finalist_gap=None, finalist_rows=None, short_tolerance=None, part_rows=None)
 WINDOWS = replace(_ALONE, short_rows=20_000, short_steps=48)
 NUMBERS = _ALONE
-"""Courses: short runs on a part of the steps, the best alone goes on; of chains on a larger part before it sees all.
-
-A chain whose loss changes by less than 1e-5 has no more to gain in 24 short steps than two starts may differ by. Of
-two near distributions the log-ratio of a step has a variance of about twice its mean D: over n steps D is four standard
-errors from zero where it is 32 / n. Chains that differ by less run on more steps before one of them is chosen. Of ten
-million steps a part of a 32nd spared one of five or six passes over everything in two of three data sets, for a seventh
-of one."""
 
 
 @dataclass(frozen=True)
 class SequenceData(DataKind):
-    """Sequences as steps laid end to end."""
+    """Sequences as steps laid end to end.
+
+    Attributes:
+        order: Which of the given sequences each one of the batch is.
+        start_steps: Steps that units, and starts of hidden numbers, are guessed from (decision 0006).
+        chain_start_steps: Steps that starts of chains are guessed from: they run on fewer at first.
+        longest_piece: Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side
+            otherwise.
+    """
 
     honours: ClassVar[frozenset[str]] = frozenset({"weights", "robust"})
     units: ClassVar[str] = "sequences"
@@ -67,14 +74,10 @@ class SequenceData(DataKind):
     schema: Schema
     batch: SequenceBatch
     order: NDArray[np.int64]
-    """Which of the given sequences each one of the batch is."""
     is_weighted: bool = False
     start_steps: int = 20_000
-    """Steps that units, and starts of hidden numbers, are guessed from (decision 0006)."""
     chain_start_steps: int = 5_000
-    """Steps that starts of chains are guessed from: they run on fewer at first."""
     longest_piece: int = 400
-    """Steps in one piece of a sequence with hidden numbers, whose recursion is not run side by side otherwise."""
 
     @classmethod
     def of(cls, model: Model, data: SequenceTable, *, weights: ArrayLike | None = None) -> SequenceData:

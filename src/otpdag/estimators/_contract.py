@@ -34,12 +34,15 @@ def seed_of(random_state: RandomState) -> int:
 
 
 class ModelEstimator(BaseEstimator):
-    """An estimator with a model behind it."""
+    """An estimator with a model behind it.
+
+    Attributes:
+        fit_call: What to call first.
+        allows_gaps: Whether cells may be missing.
+    """
 
     fit_call: ClassVar[str] = "fit(X)"
-    """What to call first."""
     allows_gaps: ClassVar[bool] = False
-    """Whether cells may be missing."""
 
     model_: Model
     result_: FitResult

@@ -48,12 +48,15 @@ DIVERGENCES = {"mmd": MMD(), "sliced": SlicedWasserstein(), "sinkhorn": Sinkhorn
 
 @dataclass(eq=False, repr=False)
 class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
-    """An encoder and a decoder, behind which stands a graph whose last edge leads to the node ``image``."""
+    """An encoder and a decoder, behind which stands a graph whose last edge leads to the node ``image``.
+
+    Attributes:
+        kind: What messages and files call it.
+        decoded_from: The parent of the image.
+    """
 
     kind: ClassVar[str]
-    """What messages and files call it."""
     decoded_from: ClassVar[str]
-    """The parent of the image."""
     fit_call = "fit(images)"
     not_saved: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "divergence")
 

@@ -87,8 +87,7 @@ def givers_and_takers(
 
 _NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
 _OPERATOR = re.compile(r"=~|~~|:=|~")
-Line = tuple[str, str, str]
-"""Left side, operator and right side of a number: ``("f", "=~", "a")``, ``("a", "~1", "")``."""
+Line = tuple[str, str, str]  # left side, operator and right side of a number: `("f", "=~", "a")`, `("a", "~1", "")`
 
 
 @dataclass

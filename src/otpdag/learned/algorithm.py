@@ -29,8 +29,8 @@ from otpdag.schedules import Schedule
 from otpdag.settings import Objective, PushForward, Weights, value_at
 from otpdag.structure import Structure, Theta
 
+# builds backward maps of your own from the structure and the rows
 MapFactory = Callable[[Structure, Batch], Sequence[AmortizedMap]]
-"""Builds backward maps of your own from the structure and the rows."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,15 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Moment:
-    """The settings of draws at one moment of a fit."""
+    """The settings of draws at one moment of a fit.
+
+    Attributes:
+        with_kl: Whether densities of draws are asked for.
+    """
 
     drawn: Drawn
     temperature: float
     with_kl: bool
-    """Whether densities of draws are asked for."""
 
     @classmethod
     def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:

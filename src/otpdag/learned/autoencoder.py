@@ -79,7 +79,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class _ImageProblem(Problem):
-    """Images (1, N, pixels) and what an encoder makes of them."""
+    """Images (1, N, pixels) and what an encoder makes of them.
+
+    Attributes:
+        spread: Standard deviation of all pixels.
+    """
 
     structure: Structure
     images: Tensor
@@ -87,7 +91,6 @@ class _ImageProblem(Problem):
     objective: Objective
     encoded: Encoded
     spread: float
-    """Standard deviation of all pixels."""
     seed: int
 
     @property

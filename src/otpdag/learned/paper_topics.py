@@ -92,12 +92,16 @@ class DocumentEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class PaperTopicsProblem(Algorithm1):
-    """The paper's loss of a minibatch of documents."""
+    """The paper's loss of a minibatch of documents.
+
+    Attributes:
+        words: The words of each document (documents, longest), -1 behind the end, where they are read one after
+            another.
+    """
 
     structure: Structure
     counts: sparse.csr_array
     words: Tensor | None
-    """The words of each document (documents, longest), -1 behind the end, where they are read one after another."""
     encoder: DocumentEncoder
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective

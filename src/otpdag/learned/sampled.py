@@ -297,8 +297,8 @@ def _families(draw: Draw, noises: Values, share: Tensor) -> Iterator[Family]:
             yield Family(side_by_side(pushed), side_by_side(forward), mass, mass)
 
 
+# the columns of a family as they are pushed backward, and as the model makes them
 Pair = tuple[list[Tensor], list[Tensor]]
-"""The columns of a family as they are pushed backward, and as the model makes them."""
 
 
 def family(draw: Draw, node: str, noises: Values) -> Pair:

@@ -95,7 +95,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class NumberProblem(Problem):
-    """Sequences with hidden numbers, whose backward map is learned along with the model."""
+    """Sequences with hidden numbers, whose backward map is learned along with the model.
+
+    Attributes:
+        noise: The map's noise (1, D, M, d), the same in every evaluation.
+        chain: The hidden categories given each draw, if there are any.
+        readings: Times that the map has read what it drew.
+        last_loss: The loss when that was read last.
+        small_fall: A fall of the loss since then that ends readings.
+    """
 
     structure: Structure
     batch: SequenceBatch
@@ -105,16 +113,11 @@ class NumberProblem(Problem):
     seed: int
     steps: Steps
     noise: Tensor
-    """The map's noise (1, D, M, d), the same in every evaluation."""
     chain: Chain | None
-    """The hidden categories given each draw, if there are any."""
     readings: int = 0
-    """Times that the map has read what it drew."""
     most_readings: int = 8
     last_loss: float = float("inf")
-    """The loss when that was read last."""
     small_fall: float = 1e-4
-    """A fall of the loss since then that ends readings."""
 
     @property
     def rows(self) -> int:

@@ -489,14 +489,17 @@ def _clamp(chain: Chain) -> Tensor:
 
 @dataclass(frozen=True)
 class Linear:
-    """Potentials ready for the recursion: exponentials, the largest one of each step taken out."""
+    """Potentials ready for the recursion: exponentials, the largest one of each step taken out.
+
+    Attributes:
+        unary: (R, S, U).
+        log_unit: (R, U).
+        pair: (R, phases or U, S, S).
+    """
 
     unary: Tensor
-    """(R, S, U)."""
     log_unit: Tensor
-    """(R, U)."""
     pair: Tensor
-    """(R, phases or U, S, S)."""
 
     @classmethod
     def of(cls, logs: Potentials, eps: float = 1.0, replicas: int = 1) -> Linear:

@@ -20,8 +20,7 @@ from torch import Tensor
 from otpdag.likelihood.chain_layout import Block, Chain, Lanes, Linear
 from otpdag.numerics import Array
 
-SMALLEST_SUM = 1e-140
-"""A sum of probabilities below which digits may have been lost since it was one."""
+SMALLEST_SUM = 1e-140  # a sum of probabilities below which digits may have been lost since it was one
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ from otpdag.problem import LossTerms, Units, Updates
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
+# parameters up to which a backward pass for each costs less than a quasi-Newton method saves by its curvature
 MOST_CURVED = 200
-"""Parameters up to which a backward pass for each costs less than a quasi-Newton method saves by its curvature."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +95,7 @@ class PlacedSteps:
         return emission, unit[:, :, 0].numpy()
 
 
-FEWEST_UNITS = 30
-"""Sequences below which resampling whole ones says little."""
+FEWEST_UNITS = 30  # sequences below which resampling whole ones says little
 
 
 class SequenceUnits(Units):
@@ -160,7 +159,11 @@ class SequenceUnits(Units):
 
 @dataclass(frozen=True)
 class ChainProblem(SequenceUnits, ReadStates):
-    """Sequences whose hidden nodes are categories: minus the log-likelihood of a step."""
+    """Sequences whose hidden nodes are categories: minus the log-likelihood of a step.
+
+    Attributes:
+        few_features: Features up to which reading every step anew costs no more than looking up what steps alike say.
+    """
 
     structure: Structure
     batch: SequenceBatch
@@ -170,7 +173,6 @@ class ChainProblem(SequenceUnits, ReadStates):
     chain: Chain
     reader: StateReader | None = None
     few_features: int = 8
-    """Features up to which reading every step anew costs no more than looking up what steps alike say."""
 
     def of_sequences(self, batch: SequenceBatch, seed: int) -> ChainProblem:
         """Laid out anew."""

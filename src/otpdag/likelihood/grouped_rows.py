@@ -32,11 +32,10 @@ from otpdag.problem import LossTerms, Pace, Refinement, RowObjective, Units
 from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure
 
-POINTS = {1: 24, 2: 14}
-"""Along each of so many numbers that a group shares, where their posterior is not normal."""
+POINTS = {1: 24, 2: 14}  # along each of so many numbers that a group shares, where their posterior is not normal
 
+# how often points are moved to the posterior at most: it is found to a thousandth of its spread in three or four
 PLACEMENTS = 12
-"""How often points are moved to the posterior at most: it is found to a thousandth of its spread in three or four."""
 
 
 def rows_at(structure: Structure, batch: SequenceBatch, places: Tensor) -> Batch:
@@ -140,20 +139,22 @@ class Places:
 
 @dataclass(frozen=True)
 class GroupProblem(SequenceUnits):
-    """Groups of rows that share hidden numbers: minus the log-likelihood of a row."""
+    """Groups of rows that share hidden numbers: minus the log-likelihood of a row.
+
+    Attributes:
+        batch: Rows, those of a group side by side.
+        at_places: Rows at each place, given what their group shares there.
+    """
 
     structure: Structure
     shapes: Mapping[str, tuple[int, ...]]
     batch: SequenceBatch
-    """Rows, those of a group side by side."""
     about: RowObjective
     seed: int
     places: Places
     at_places: GraphProblem
-    """Rows at each place, given what their group shares there."""
 
-    is_likelihood = True
-    """Other objectives are not laid out so."""
+    is_likelihood = True  # other objectives are not laid out so
 
     @property
     def pace(self) -> Pace:

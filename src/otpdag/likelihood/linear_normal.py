@@ -42,11 +42,10 @@ from otpdag.structure import Structure, parameter_places
 
 Codes: TypeAlias = NDArray[np.int64]
 
+# entries of the information of all groups of rows, beyond which steps by gradients alone cost less
 MOST_SCORED = 4_000_000
-"""Entries of the information of all groups of rows, beyond which steps by gradients alone cost less."""
 
-AT_ONCE = 1_000_000
-"""Entries of moments that are held at a time where gradients are differenced."""
+AT_ONCE = 1_000_000  # entries of moments that are held at a time where gradients are differenced
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -231,6 +230,7 @@ class StructuralEquations:
         shift: What was subtracted from numbers before moments were taken (D,).
         shown: Which numbers each group of rows shows (G, D).
         second: Second moments of the numbers and a one in each group (1 or R, G, D + 1, D + 1).
+        sliver: Of a parameter at its floor, by which it stays above.
     """
 
     is_positive: NDArray[np.bool_]
@@ -277,7 +277,6 @@ class StructuralEquations:
         return Scored(loss, gradient, information, plain, self._slope_of_logarithm(plain))
 
     sliver: ClassVar[float] = 1e-6
-    """Of a parameter at its floor, by which it stays above."""
 
     def improved(self, scored: Scored, halvings: int = 10, rounding: float = 1e-13) -> Array:
         """A point (R, P) with a lower loss than the one that was scored; the same one where there is none near.

@@ -35,34 +35,36 @@ from otpdag.problem import (
     with_gradient,
 )
 
+# of a table in memory: random rows on which a search settles, and rows from which on this pays (0025, 0047)
 HELD_ROWS, FROM_ROWS = 25_000, 200_000
-"""Of a table in memory: random rows on which a search settles, and rows from which on this pays (0025, 0047)."""
 
+# Rows from which on sums along the graph go block by block, and rows of a block. Laid out at once, a million rows of
+# eight columns take a gigabyte; block by block a third of that, but three times as long: points are placed anew in
+# every pass.
 BLOCKS_FROM, BLOCK_ROWS = 1_000_000, 2**14
-"""Rows from which on sums along the graph go block by block, and rows of a block. Laid out at once, a million rows of
-eight columns take a gigabyte; block by block a third of that, but three times as long: points are placed anew in every
-pass."""
 
+# rows at hand of which the curvature is taken, where they have so few points and the model so few parameters
 CURVED_ROWS_AT_HAND, MOST_POINTS, MOST_CURVED = 5_000, 100, 200
-"""Rows at hand of which the curvature is taken, where they have so few points and the model so few parameters."""
 
-REPLICAS_AT_ONCE = 4
-"""Replicas that a part is evaluated for at a time: more would take more memory than rows do."""
+REPLICAS_AT_ONCE = 4  # replicas that a part is evaluated for at a time: more would take more memory than rows do
 
 
 @dataclass(frozen=True)
 class PartitionedProblem(WrappedProblem, Units):
-    """Parts of the rows, each a problem of its own; ``base`` is that of random rows at hand, laid out as they are."""
+    """Parts of the rows, each a problem of its own; ``base`` is that of random rows at hand, laid out as they are.
+
+    Attributes:
+        problems: Those of the parts, where they are.
+        total: Rows of all parts.
+        placed: Parameters at which points of unknown numbers are placed; None if none were placed yet.
+        whole: Lays all rows out at once, where they are in memory anyway.
+    """
 
     base: Units
     problems: Parts
-    """Those of the parts, where they are."""
     total: int
-    """Rows of all parts."""
     placed: Tensor | None = None
-    """Parameters at which points of unknown numbers are placed; None if none were placed yet."""
     whole: Callable[[], Units] | None = None
-    """Lays all rows out at once, where they are in memory anyway."""
 
     @property
     def rows(self) -> int:

@@ -29,7 +29,11 @@ BESIDE = 1e-3  # how far beside an estimate, in raw units of order one, paramete
 
 @dataclass(frozen=True)
 class Fitted:
-    """Everything that inference needs: natural parameters (1, ...), the map that a fit learned, if any, and names."""
+    """Everything that inference needs: natural parameters (1, ...), the map that a fit learned, if any, and names.
+
+    Attributes:
+        beside: Parameters a little beside these that fit the data as well.
+    """
 
     structure: Structure
     naturals: Naturals
@@ -38,7 +42,6 @@ class Fitted:
     count_range: Mapping[str, float]
     schema: Schema | None = None
     beside: tuple[Naturals, ...] = ()
-    """Parameters a little beside these that fit the data as well."""
 
     def labels(self, node: str) -> tuple[Label, ...]:
         """What the categories of a node are called; their codes if nothing else."""

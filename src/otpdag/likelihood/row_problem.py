@@ -59,33 +59,37 @@ from otpdag.problem import (
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Naturals, Structure, parameter_places
 
+# entries of one table of one row up to which unknown numbers have more points than they need: fewer would save nothing
 FINE_TABLE = 2048
-"""Entries of one table of one row up to which unknown numbers have more points than they need: fewer would save
-nothing."""
 
+# parameters of a node up to which a second derivative of its expected log-density is worth its passes
 MOST_AT_ONCE = 60
-"""Parameters of a node up to which a second derivative of its expected log-density is worth its passes."""
 
-CURVED_ENTRIES = 2**10
-"""Entries of the tables of rows, by node, that tell the curvature of its expected log-density."""
+CURVED_ENTRIES = 2**10  # entries of the tables of rows, by node, that tell the curvature of its expected log-density
 
-LEAST_COUNT = 0.1
-"""Rows that tell of a state of a table at least, where slopes are set off against what they tell."""
+LEAST_COUNT = 0.1  # rows that tell of a state of a table at least, where slopes are set off against what they tell
 
+# up to which moments are read: groups of rows that show the same cells, each of which costs about as much as so many
+# columns' worth of rows, and parameters, whose square is held
 MOST_GROUPS, COLUMNS_FOR_EACH_ROW, MOST_PARAMETERS = 512, 4, 4_000
-"""Up to which moments are read: groups of rows that show the same cells, each of which costs about as much as so many
-columns' worth of rows, and parameters, whose square is held."""
 
+# spreads of columns between which no digit is lost in fourth powers of deviations, which gradients of moments hold
 SMALLEST, LARGEST = 1e-60, 1e60
-"""Spreads of columns between which no digit is lost in fourth powers of deviations, which gradients of moments hold."""
 
+# what counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so
 WORST_LOSS = 1e12
-"""What counts as the loss of a row that the model rules out: finite, so that quantiles and means stay so."""
 
 
 @dataclass(frozen=True)
 class GraphProblem(TableRows):
-    """Rows whose unknowns fall into pieces of the graph, each summed along a good order of elimination."""
+    """Rows whose unknowns fall into pieces of the graph, each summed along a good order of elimination.
+
+    Attributes:
+        unplaced: Rows laid out, with points of numbers and counts around their columns.
+        placed: The same with points where posteriors are.
+        placed_for: The parameters whose posteriors they are.
+        most_curved: Parameters of networks up to which a matrix of how the loss bends is worth its time.
+    """
 
     route: ClassVar[str] = "graph"
 
@@ -96,13 +100,9 @@ class GraphProblem(TableRows):
     closed: ClosedForm
     seed: int
     unplaced: Layout
-    """Rows laid out, with points of numbers and counts around their columns."""
     placed: Layout
-    """The same with points where posteriors are."""
     placed_for: Tensor | None = None
-    """The parameters whose posteriors they are."""
     most_curved: ClassVar[int] = 1_000
-    """Parameters of networks up to which a matrix of how the loss bends is worth its time."""
 
     @cached_property
     def complete(self) -> Mapping[int, Tensor]:
@@ -450,10 +450,10 @@ def by_states(about: RowObjective, batch: Batch, seed: int) -> StateProblem:
 
 
 Lay = Callable[[RowObjective, Batch, int], Units]
+# the rules of the table above, and what lays rows out where they hold
 ROUTES: tuple[tuple[Callable[[RowObjective, Batch], bool], Lay], ...] = (
     (lambda about, batch: not about.is_plain_likelihood, rows_along_graph),
     (reads_moments, by_moments),
     (reads_states, by_states),
     (lambda about, batch: True, rows_along_graph),
 )
-"""The rules of the table above, and what lays rows out where they hold."""

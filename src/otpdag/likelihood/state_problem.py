@@ -111,13 +111,16 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class StateReader:
-    """All joint states of hidden categories, and observed nodes: the features of a row side by side, and a one."""
+    """All joint states of hidden categories, and observed nodes: the features of a row side by side, and a one.
+
+    Attributes:
+        sizes: Features of each node.
+    """
 
     structure: Structure
     states: States
     nodes: tuple[Emission, ...]
     sizes: tuple[int, ...]
-    """Features of each node."""
 
     @classmethod
     def of(
@@ -179,13 +182,15 @@ class StateReader:
 
 
 class ReadStates(Units):
-    """Units whose states are read through features: updates in closed form, and swaps of states."""
+    """Units whose states are read through features: updates in closed form, and swaps of states.
+
+    Attributes:
+        reader: How they are read; None where something has no maximum in closed form.
+    """
 
     reader: StateReader | None
-    """How they are read; None where something has no maximum in closed form."""
 
-    pace = Pace(patience=20)
-    """Twice as many updates as most mixtures and chains need that are near their optimum."""
+    pace = Pace(patience=20)  # twice as many updates as most mixtures and chains need that are near their optimum
 
     @abstractmethod
     def sums(self, naturals: Naturals, reader: StateReader) -> Sums:
@@ -238,7 +243,15 @@ class ReadStates(Units):
 
 @dataclass(frozen=True)
 class StateProblem(ReadStates, SummedRows):
-    """Rows, and how they are read in every joint state of the hidden categories."""
+    """Rows, and how they are read in every joint state of the hidden categories.
+
+    Attributes:
+        in_rows: Makes the problem of the same objective that enumerates.
+        block_entries: Rows times states times replicas, or rows times features, that are held at a time.
+        kept_entries: Features that are kept rather than computed in every pass.
+        block_rows: Rows that are held at a time at most: what they need stays in the processor's cache.
+        rows_for_each_parameter: Of a part: fewer would not tell starts apart.
+    """
 
     route: ClassVar[str] = "states"
 
@@ -247,20 +260,14 @@ class StateProblem(ReadStates, SummedRows):
     shapes: Mapping[str, tuple[int, ...]]
     reader: StateReader
     in_rows: LayOut
-    """Makes the problem of the same objective that enumerates."""
     seed: int
 
     block_entries: ClassVar[int] = 2**20
-    """Rows times states times replicas, or rows times features, that are held at a time."""
     kept_entries: ClassVar[int] = 2**22
-    """Features that are kept rather than computed in every pass."""
     block_rows: ClassVar[int] = 2**12
-    """Rows that are held at a time at most: what they need stays in the processor's cache."""
     rows_for_each_parameter: ClassVar[int] = 2
-    """Of a part: fewer would not tell starts apart."""
 
-    updates = Updates()
-    """Every node has a maximum in closed form."""
+    updates = Updates()  # every node has a maximum in closed form
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -341,8 +348,7 @@ class StateProblem(ReadStates, SummedRows):
         return replace(self, batch=self.drawn(point, size, seed))
 
 
-MOST_STATES = 64
-"""Joint states of hidden categories up to which all are read at once."""
+MOST_STATES = 64  # joint states of hidden categories up to which all are read at once
 
 
 def has_features(structure: Structure, batch: Batch) -> bool:

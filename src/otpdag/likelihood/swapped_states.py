@@ -34,14 +34,13 @@ from otpdag.structure import Structure
 
 SWAP_ROWS = 2_000  # on which swaps are made and compared (decision 0037)
 FEWEST_STATES = 3  # of two there is nothing to swap
-GIVEN_UP, MOST_SPLIT = 2, 12
-"""Of the states that cost least to remove, and of those with most rows."""
+GIVEN_UP, MOST_SPLIT = 2, 12  # of the states that cost least to remove, and of those with most rows
 TURNS = 12  # of the power method, from the mean square of features: a split needs no more than a direction
 MOST_POSTERIOR = 1 - 1e-9  # of a state that is removed: rows that it alone explains cost much, not infinitely much
+# of a row's log-likelihood, by which a swap may begin above the optimum: of 100 of mixtures and chains four were left,
+# by swaps that began 0.21 below to 0.006 above them; in easy ones that were kept none began below 0.066 above them
+# (decision 0047)
 MOST_ABOVE = 0.05
-"""Of a row's log-likelihood, by which a swap may begin above the optimum: of 100 of mixtures and chains four were left,
-by swaps that began 0.21 below to 0.006 above them; in easy ones that were kept none began below 0.066 above them
-(decision 0047)."""
 
 
 @dataclass(frozen=True)
@@ -136,23 +135,23 @@ def near(part: Problem, point: Tensor, candidates: Tensor) -> Proposals | None:
     return Proposals(part, points[order]) if len(order) else None
 
 
+# So many are tried even if states are given up that cost more to remove (of three states, all): what a removal costs is
+# told before others are estimated anew, and where two states differ in one of many columns that is much. Of all, so
+# many that begin lowest go on: where they begin does not tell which of them fall (decision 0051).
 FEW_SWAPS, FOLLOWED = 6, 18
-"""So many are tried even if states are given up that cost more to remove (of three states, all): what a removal costs
-is told before others are estimated anew, and where two states differ in one of many columns that is much. Of all, so
-many that begin lowest go on: where they begin does not tell which of them fall (decision 0051)."""
 
+# Numbers among the children along each of which states are split, too: along all of them together, one that tells two
+# states apart may be outweighed by others that do not. Of more, those in which the widest state stands out most, as one
+# does that covers two.
 MOST_ALONE = 3
-"""Numbers among the children along each of which states are split, too: along all of them together, one that tells two
-states apart may be outweighed by others that do not. Of more, those in which the widest state stands out most, as one
-does that covers two."""
 
+# of a row in a state, below which it is left out there: starts take less time where states are apart, and are no better
+# than to a thousandth anyway
 LEAST_SHARE = 1e-3
-"""Of a row in a state, below which it is left out there: starts take less time where states are apart, and are no
-better than to a thousandth anyway."""
 
 
+# of a part of the rows, at a point (1, P), posterior probabilities of a hidden category (N, K)
 Probabilities = Callable[[TableRows, Tensor, str], Tensor]
-"""Of a part of the rows, at a point (1, P), posterior probabilities of a hidden category (N, K)."""
 
 
 def swapped_rows(problem: TableRows, point: Tensor, probabilities: Probabilities) -> Proposals | None:
@@ -193,15 +192,18 @@ def _with_swaps(part: TableRows, point: Tensor, node: str, probabilities: Probab
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of a table, gaps filled in anyhow: those of a family that a row does not show wholly count for nothing."""
+    """Rows of a table, gaps filled in anyhow: those of a family that a row does not show wholly count for nothing.
+
+    Attributes:
+        node: The hidden category.
+        values: By node (N, width).
+        weight: How much each row tells of each family with the category in it (N,).
+    """
 
     structure: Structure
     node: str
-    """The hidden category."""
     values: Mapping[str, Tensor]
-    """By node (N, width)."""
     weight: Mapping[str, Tensor]
-    """How much each row tells of each family with the category in it (N,)."""
 
     @classmethod
     def of(cls, structure: Structure, batch: Batch, node: str) -> _Rows:

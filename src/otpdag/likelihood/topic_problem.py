@@ -200,13 +200,16 @@ class _Documents(Problem):
 
 @dataclass(frozen=True)
 class TopicProblem(_Documents):
-    """Documents whose shares of topics have a closed-form map; losses are by document."""
+    """Documents whose shares of topics have a closed-form map; losses are by document.
+
+    Attributes:
+        holds_alpha: Whether concentrations stay where they are, as they do while starts are compared.
+        drawn_prior: Concentration of the topics' prior with which a concluded fit has drawn them; None if it has not.
+    """
 
     holds_alpha: bool = False
-    """Whether concentrations stay where they are, as they do while starts are compared."""
 
     drawn_prior: float | None = None
-    """Concentration of the topics' prior with which a concluded fit has drawn them; None if it has not."""
 
     def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Infer the shares of all documents, then the best topics and alpha for them."""
@@ -446,11 +449,13 @@ class PairProblem(_Documents):
     With a background, a document about one topic has words :math:`\gamma'_k = (1 - \lambda) \gamma_k + \lambda b`: the
     same LDA, whose topics share what is said everywhere. A point holds how often each topic gave each word itself, so
     that :math:`b` is what the topics leave of the words' frequencies, as EM would update it.
+
+    Attributes:
+        common: Background words times their share (words,), where points hold whole topics: those of a concluded fit.
     """
 
     pairs: WordPairs
     common: Tensor | None = None
-    """Background words times their share (words,), where points hold whole topics: those of a concluded fit."""
 
     def update(self, point: Tensor) -> tuple[Tensor, LossTerms]:
         """Expected counts of the latent topics of pairs, and concentrations under which topics meet as often."""

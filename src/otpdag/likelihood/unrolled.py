@@ -182,7 +182,12 @@ def window_batch(written_out: Structure, batch: SequenceBatch, first: Tensor) ->
 
 @dataclass(frozen=True)
 class WindowProblem(SequenceUnits):
-    """Sequences without hidden nodes, in windows that unknown numbers join: minus the log-likelihood of a step."""
+    """Sequences without hidden nodes, in windows that unknown numbers join: minus the log-likelihood of a step.
+
+    Attributes:
+        parts: The windows of each kind.
+        first: The rows of the batch at which they begin.
+    """
 
     structure: Structure
     shapes: Mapping[str, tuple[int, ...]]
@@ -190,12 +195,9 @@ class WindowProblem(SequenceUnits):
     objective: RowObjective
     seed: int
     parts: tuple[GraphProblem, ...]
-    """The windows of each kind."""
     first: tuple[Tensor, ...]
-    """The rows of the batch at which they begin."""
 
-    is_likelihood = True
-    """Other objectives are not laid out so."""
+    is_likelihood = True  # other objectives are not laid out so
 
     def of_sequences(self, batch: SequenceBatch, seed: int) -> WindowProblem:
         """Cut into windows anew."""

@@ -28,20 +28,23 @@ EDGE = 1e-9  # quasi-random numbers nearer to zero or one would be noise of more
 
 @dataclass(frozen=True)
 class ModelPoints:
-    """Noise (1, M, dim) of the nodes, listed and given values (1, M, width), and drawn values (R, M, width)."""
+    """Noise (1, M, dim) of the nodes, listed and given values (1, M, width), and drawn values (R, M, width).
+
+    Attributes:
+        given: Covariates, and other values whose probabilities do not count here.
+        drawn: Categories and counts that are too many to list, where they were drawn.
+        log_drawn: Log-probability (R, M) of what was drawn; None if nothing was.
+        first_weight: Weights (R, M) where it was drawn.
+    """
 
     structure: Structure
     size: int
     noise: Mapping[str, Tensor]
     listed: Mapping[str, Tensor]
     given: Mapping[str, Tensor]
-    """Covariates, and other values whose probabilities do not count here."""
     drawn: Mapping[str, Tensor] = field(default_factory=dict)
-    """Categories and counts that are too many to list, where they were drawn."""
     log_drawn: Tensor | None = None
-    """Log-probability (R, M) of what was drawn; None if nothing was."""
     first_weight: Tensor | None = None
-    """Weights (R, M) where it was drawn."""
 
     @property
     def must_be_drawn(self) -> tuple[str, ...]:

@@ -38,15 +38,18 @@ CONSISTENT_MAD = 1.4826  # median absolute deviation to standard deviation of a 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the coordinates of each observed node lie among all (d,), and their centres and spreads."""
+    """Where the coordinates of each observed node lie among all (d,), and their centres and spreads.
+
+    Attributes:
+        paths: Nodes that are paths, which are compared by windows of so many steps.
+        windows: Of each row.
+    """
 
     places: Mapping[str, slice]
     centre: Tensor
     spread: Tensor
     paths: Mapping[str, int] = field(default_factory=dict)
-    """Nodes that are paths, which are compared by windows of so many steps."""
     windows: int = 1
-    """Of each row."""
 
     @classmethod
     def of(cls, structure: Structure, batch: Batch, window: int = 1) -> Columns:

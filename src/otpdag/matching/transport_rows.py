@@ -36,38 +36,39 @@ from otpdag.problem import LossTerms, Pace, Refinement, TableRows, differences, 
 from otpdag.settings import Direct
 from otpdag.structure import Naturals, Structure
 
-SETTLED = 0.2
-"""Standard errors of a mean, roughly, by which estimates may still change when they count as settled."""
+SETTLED = 0.2  # standard errors of a mean, roughly, by which estimates may still change when they count as settled
 
+# times the lowest cost that any estimate has, whatever it leaves out, up to which chance may explain a cost
 BY_CHANCE = 1.5
-"""Times the lowest cost that any estimate has, whatever it leaves out, up to which chance may explain a cost."""
 
-NO_GAIN = 1.1
-"""Times the lowest cost at which hardly anything is gained by leaving out more."""
+NO_GAIN = 1.1  # times the lowest cost at which hardly anything is gained by leaving out more
 
+# cost of rows to which a model was fitted, as a share of that of rows that it makes: what may be expected at least
 FITTED = 0.5
-"""Cost of rows to which a model was fitted, as a share of that of rows that it makes: what may be expected at least."""
 
-TRIED_SHARES = 8
-"""Of the rows, at which is looked how the cost falls with what is left out."""
+TRIED_SHARES = 8  # of the rows, at which is looked how the cost falls with what is left out
 
+# matched part below which a row counts as left out: of rows in groups of outliers hardly anything is matched, while
+# rows of the model's own lose a part of themselves wherever there happen to be many
 LEAST_PART = 0.25
-"""Matched part below which a row counts as left out: of rows in groups of outliers hardly anything is matched, while
-rows of the model's own lose a part of themselves wherever there happen to be many."""
 
-SAME_PARTS = 5e-3
-"""Mean change of the matched part of a row at which rows and estimate agree."""
+SAME_PARTS = 5e-3  # mean change of the matched part of a row at which rows and estimate agree
 
-POLISH = 5
-"""Steps by differences after places where simulated values jump have been looked through."""
+POLISH = 5  # steps by differences after places where simulated values jump have been looked through
 
-FEWEST_EFFECTIVE = 0.5
-"""Share of drawn points that must still count where descent goes on; below, they are drawn anew."""
+FEWEST_EFFECTIVE = 0.5  # share of drawn points that must still count where descent goes on; below, they are drawn anew
 
 
 @dataclass(frozen=True)
 class TransportRows(TableRows):
-    """Rows compared with weighted points of the model."""
+    """Rows compared with weighted points of the model.
+
+    Attributes:
+        compared: The rows, completed once there is an estimate.
+        course: Estimates at which rows were completed and points drawn, and what became of them.
+        jumps: Whether the cost is differentiated by differences: simulated values jump, or have no gradient.
+        matching: How much of each row is matched; None if all of them are.
+    """
 
     route: ClassVar[str] = "transport"
 
@@ -79,13 +80,9 @@ class TransportRows(TableRows):
     columns: Columns
     points: ModelPoints
     compared: ComparedRows
-    """The rows, completed once there is an estimate."""
     course: FixedPoint = field(default_factory=FixedPoint)
-    """Estimates at which rows were completed and points drawn, and what became of them."""
     jumps: bool = False
-    """Whether the cost is differentiated by differences: simulated values jump, or have no gradient."""
     matching: Partial | None = None
-    """How much of each row is matched; None if all of them are."""
 
     def loss(self, point: Tensor) -> LossTerms:
         """The transport cost of what is matched; by differences where a simulator has no gradient."""

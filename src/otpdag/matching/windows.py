@@ -45,7 +45,12 @@ class Stratum:
 
 @dataclass(frozen=True)
 class TransportWindows(Problem):
-    """Sequences as windows of a few steps, compared with the model's own windows."""
+    """Sequences as windows of a few steps, compared with the model's own windows.
+
+    Attributes:
+        paths: (P, length) states.
+        points: Of each step of a window: what is observed, with the states of all paths given.
+    """
 
     structure: Structure
     batch: SequenceBatch
@@ -55,9 +60,7 @@ class TransportWindows(Problem):
     columns: Columns
     states: States
     paths: Tensor
-    """(P, length) states."""
     points: tuple[ModelPoints, ...]
-    """Of each step of a window: what is observed, with the states of all paths given."""
     strata: tuple[Stratum, ...]
 
     @property

@@ -26,8 +26,7 @@ from otpdag.spaces import Space
 Params = Mapping[str, Tensor]
 Parents = Mapping[str, Tensor]
 
-LINE = ""
-"""Stands among parents for what some of them, which then are zero, add to a linear prediction: (R, ..., dim)."""
+LINE = ""  # stands among parents for what some of them, which then are zero, add to a linear prediction: (R, ..., dim)
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,16 @@ class Noise:
 
 @dataclass(frozen=True)
 class Family:
-    """What a mechanism learns about its place in the graph: its node's name and its parents' spaces."""
+    """What a mechanism learns about its place in the graph: its node's name and its parents' spaces.
+
+    Attributes:
+        hidden_parents: Whether one of the parents is never seen.
+    """
 
     node: str
     parents: tuple[tuple[str, Space], ...] = ()
     hidden: bool = False
     hidden_parents: bool = False
-    """Whether one of the parents is never seen."""
 
     @property
     def discrete(self) -> tuple[tuple[str, Space], ...]:
@@ -64,10 +66,12 @@ class Mechanism(ABC):
 
     A new mechanism needs a space, parameters, a noise prior and :meth:`forward`; :meth:`log_prob` unlocks more methods
     of estimation, and so does each of the protocols below.
+
+    Attributes:
+        is_given: Whether values come from outside and are never modelled.
     """
 
     is_given: ClassVar[bool] = False
-    """Whether values come from outside and are never modelled."""
 
     _family: Family | None = None
     _declared: dict[str, Parameter] | None = None

@@ -74,19 +74,23 @@ class Category(Mechanism):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Shares(Predicted):
-    """Probabilities of categories: a table, or a logit where a parent is numeric or there is a network."""
+    """Probabilities of categories: a table, or a logit where a parent is numeric or there is a network.
+
+    Attributes:
+        form: The name of the parameter that there is with these parents.
+        shared: Shares of the categories in all rows, of a table that most rows of data tell little of: its
+            pseudo-counts.
+        enough: Rows of data for each row of a table from which on it stands for itself.
+    """
 
     probs: SettingLike = None
     logits: SettingLike = None
 
     dim: int = field(default=1, init=False)
     form: str = field(init=False)
-    """The name of the parameter that there is with these parents."""
     shared: Tensor | None = field(default=None, init=False)
-    """Shares of the categories in all rows, of a table that most rows of data tell little of: its pseudo-counts."""
     from_data: ClassVar[tuple[str, ...]] = ("shared",)
     enough: ClassVar[int] = 5
-    """Rows of data for each row of a table from which on it stands for itself."""
     predicts: ClassVar[str] = "logits"
     forms: ClassVar[tuple[str, ...]] = ("probs", "logits")
 

@@ -31,6 +31,9 @@ class Dirichlet(Predicted):
         dim: Number of coordinates, at least two.
         concentration: Concentrations; a number stands for a symmetric distribution.
 
+    Attributes:
+        totals: Sums of concentrations where learning may start.
+
     >>> Dirichlet(3, concentration=0.5).space
     Simplex(dim=3)
     """
@@ -45,7 +48,6 @@ class Dirichlet(Predicted):
     predicts: ClassVar[str] = "concentration"
     space_kind: ClassVar[type[Vector]] = Simplex
     totals: ClassVar[tuple[float, float]] = (1e-2, 1e5)
-    """Sums of concentrations where learning may start."""
 
     def on_setup(self) -> None:
         """Refuse numeric parents."""

@@ -27,24 +27,27 @@ from otpdag.spaces import Count, Positive, Unit, Vector
 
 @dataclass(frozen=True)
 class Link:
-    """How a mean follows from a linear prediction, and how the variance follows from the mean."""
+    """How a mean follows from a linear prediction, and how the variance follows from the mean.
+
+    Attributes:
+        line: Its inverse: the prediction at a mean.
+        slope: Derivative of the mean in the prediction, as a function of the mean.
+        precision: Weight of a row in the working regression, squared slope over variance, as a function of the mean.
+        inside: Means that have a prediction.
+        has_spread: Whether the variance at a mean is known but for a factor.
+        largest: Of a prediction, either way: the exponential of it is 1e13.
+        settled: A change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add.
+    """
 
     mean: Callable[[Tensor], Tensor]
     line: Callable[[Tensor], Tensor]
-    """Its inverse: the prediction at a mean."""
     slope: Callable[[Tensor], Tensor]
-    """Derivative of the mean in the prediction, as a function of the mean."""
     precision: Callable[[Tensor], Tensor]
-    """Weight of a row in the working regression, squared slope over variance, as a function of the mean."""
     inside: tuple[float, float]
-    """Means that have a prediction."""
     steps: int = 12
     has_spread: bool = True
-    """Whether the variance at a mean is known but for a factor."""
     largest: float = 30.0
-    """Of a prediction, either way: the exponential of it is 1e13."""
     settled: ClassVar[float] = 1e-8
-    """A change of coefficients, in logarithms or logits, after which Newton's steps have nothing to add."""
 
     def fit(
         self, config: Tensor, values: Tensor, target: Tensor, weight: Tensor, offset: Tensor
@@ -115,13 +118,16 @@ class GeneralisedLinear(Cellwise):
     """A node whose mean follows from the prediction by a link; noise is uniform, sent through the quantiles.
 
     Where there is a table beside the prediction, :attr:`start_beside` says where it starts.
+
+    Attributes:
+        starts_between: Where the table beside may start: beyond, it says nothing that rows could tell.
+        start_beside: ``(value, mean, pooled)``: the table beside, from values and fitted means (N, dim) by means in
+            each row of it.
     """
 
     link: ClassVar[Link]
     starts_between: ClassVar[tuple[float, float]] = (1e-2, 1e4)
-    """Where the table beside may start: beyond, it says nothing that rows could tell."""
     start_beside: ClassVar[Callable[..., Tensor]]
-    """``(value, mean, pooled)``: the table beside, from values and fitted means (N, dim) by means in each row of it."""
 
     def on_line(self, value: Tensor) -> Tensor | None:
         """Values on the scale of predictions, to take the units of; None where predictions are of order one already."""
@@ -158,7 +164,13 @@ class GeneralisedLinear(Cellwise):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LogLinearCount(GeneralisedLinear):
-    """Counts whose log-mean is predicted from the parents."""
+    """Counts whose log-mean is predicted from the parents.
+
+    Attributes:
+        start_steps: Of expectation-maximisation, enough for a start.
+        variance: ``(*at)``: that of each cell.
+        cdf: ``(count, *at)``: the distribution function of each cell.
+    """
 
     log_rate: SettingLike = None
     rate: SettingLike = None
@@ -170,11 +182,8 @@ class LogLinearCount(GeneralisedLinear):
     link: ClassVar[Link] = LOG_COUNT
     within: ClassVar[tuple[float | None, float | None]] = (None, 25.0)  # beyond, counts are no longer exact
     start_steps: ClassVar[int] = 15
-    """Of expectation-maximisation, enough for a start."""
     variance: ClassVar[Callable[..., Tensor]]
-    """``(*at)``: that of each cell."""
     cdf: ClassVar[Callable[..., Tensor]]
-    """``(count, *at)``: the distribution function of each cell."""
 
     def __post_init__(self) -> None:
         """Take the logarithm of a given rate."""

@@ -21,8 +21,7 @@ class _Covariance(Support):
     """Covariance matrices by their Cholesky factor, plus ``floor`` on the diagonal."""
 
     name = "symmetric positive definite matrices"
-    sliver = 1e-12
-    """Variance beyond the floor in a direction that has none, as a share of the mean one."""
+    sliver = 1e-12  # variance beyond the floor in a direction that has none, as a share of the mean one
 
     def __init__(self, floor: float = 0.0) -> None:
         self.floor = floor

@@ -67,7 +67,16 @@ class Located(Predicted):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class LocationScale(Located):
-    """Shared parts of nodes with a predicted location and a scale for each discrete configuration."""
+    """Shared parts of nodes with a predicted location and a scale for each discrete configuration.
+
+    Attributes:
+        smallest_at_start: Of a scale, as a share of the column's spread.
+        smallest: The smallest scale of each coordinate, once the data are known.
+        is_symmetric: Whether the noise is as likely as its negative: then the node is turned round with its location.
+        scales_when_hidden: Whether a hidden node learns its scale; else it is one unless it is given: children's slopes
+            tell the rest.
+        keeps_rounding: Whether values that are evenly spaced are so where location and scale act.
+    """
 
     scale: SettingLike = None
     shared_scale: bool = False
@@ -75,14 +84,10 @@ class LocationScale(Located):
     beside: ClassVar[tuple[str, ...]] = ("scale",)
     isotropic = False
     smallest_at_start: ClassVar[float] = 1e-3
-    """Of a scale, as a share of the column's spread."""
     smallest: Tensor | None = field(default=None, init=False)
-    """The smallest scale of each coordinate, once the data are known."""
     from_data: ClassVar[tuple[str, ...]] = ("smallest",)
     is_symmetric: ClassVar[bool] = False
-    """Whether the noise is as likely as its negative: then the node is turned round with its location."""
     scales_when_hidden: ClassVar[bool] = False
-    """Whether a hidden node learns its scale; else it is one unless it is given: children's slopes tell the rest."""
 
     @property
     def scale_setting(self) -> SettingLike:
@@ -136,7 +141,6 @@ class LocationScale(Located):
         return self.predictor.with_output_turned(params, sign)
 
     keeps_rounding: ClassVar[bool] = True
-    """Whether values that are evenly spaced are so where location and scale act."""
 
     def on_line(self, value: Tensor) -> Tensor:
         """The value on the real line, where location and scale act."""
@@ -402,6 +406,10 @@ class StudentT(Cellwise, LocationScale):
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
 
+    Attributes:
+        df_grid: Degrees of freedom to start from: from nearly Cauchy to nearly normal.
+        start_steps: Of expectation-maximisation, enough for a start.
+
     >>> StudentT(df=4.0).noise
     Noise(dim=1, kind='uniform')
     """
@@ -412,9 +420,7 @@ class StudentT(Cellwise, LocationScale):
     noise_kind: ClassVar[Literal["normal", "uniform"]] = "uniform"
     is_symmetric: ClassVar[bool] = True
     df_grid: ClassVar[tuple[float, ...]] = (1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 25.0, 50.0)
-    """Degrees of freedom to start from: from nearly Cauchy to nearly normal."""
     start_steps: ClassVar[int] = 20
-    """Of expectation-maximisation, enough for a start."""
 
     def on_setup(self) -> None:
         """Refuse scales that terms predict: they and the degrees of freedom say nearly the same."""

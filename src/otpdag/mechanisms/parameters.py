@@ -43,8 +43,8 @@ class Support:
 
 class _Positive(Support):
     name = "a number above zero"
+    # either way: the exponential overflows long before a double runs out of room for any sensible parameter
     most_logarithm = 60.0
-    """Either way: the exponential overflows long before a double runs out of room for any sensible parameter."""
 
     def natural(self, raw: Tensor) -> Tensor:
         return torch.exp(raw.clamp(-self.most_logarithm, self.most_logarithm))
@@ -229,8 +229,7 @@ class PseudoCounts:
 
 Prior = Ridge | PseudoCounts
 Setting = Fixed | Start | Tied | Bounded | Formula | Prior | None
-SettingLike = ArrayLike | Setting
-"""What a user may pass for a parameter: nothing, a setting, or a value to fix it at."""
+SettingLike = ArrayLike | Setting  # what a user may pass for a parameter: nothing, a setting, or a value to fix it at
 
 
 def start(value: ArrayLike) -> Start:
@@ -302,6 +301,11 @@ class Parameter:
     ``origin`` and ``unit`` scale the raw tensor to the data, so that the optimiser sees numbers near one
     whatever the columns' units: ``natural = origin + unit * raw`` on the real line, ``unit * exp(raw)`` above
     zero. A tied parameter ignores them: nodes that share a raw tensor must share the natural value.
+
+    Attributes:
+        in_part: Whether single entries may be given, the others NaN.
+        bent: Precision (rows, rows) of a normal prior of each column, for instance of how a curve bends.
+        most_spread: Entries over which a single given number is spread out: 32 MB.
     """
 
     shape: tuple[int, ...]
@@ -311,12 +315,9 @@ class Parameter:
     unit: Tensor | None = None
     init_scale: float = 0.0
     in_part: bool = False
-    """Whether single entries may be given, the others NaN."""
     bent: Tensor | None = None
-    """Precision (rows, rows) of a normal prior of each column, for instance of how a curve bends."""
     _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     most_spread: ClassVar[int] = 1 << 22
-    """Entries over which a single given number is spread out: 32 MB."""
 
     def __post_init__(self) -> None:
         """Read the setting; what is tied has no units."""
@@ -436,10 +437,10 @@ class Parameter:
         return value
 
 
+# names of nodes, as the mechanism's family has them, each with a number of categories or coordinates
 Sizes = tuple[tuple[str, int], ...]
-"""Names of nodes, as the mechanism's family has them, each with a number of categories or coordinates."""
+# factors of a product: a parent and one of its categories, or a number by its name
 Feature = tuple[tuple[str, int | None], ...]
-"""Factors of a product: a parent and one of its categories, or a number by its name."""
 
 
 @dataclass(frozen=True)
@@ -523,6 +524,7 @@ class Axis:
 # -- plain data --------------------------------------------------------------------------------------------------------
 
 FUNCTION = {"function": True}  # stands for code, which is never saved
+# by what a file calls them: the class of a setting, and what makes one of its fields
 _SETTINGS: dict[str, tuple[Any, Callable[..., Setting]]] = {
     "fixed": (Fixed, lambda value: Fixed(np.asarray(value, dtype=float))),
     "start": (Start, lambda value: Start(np.asarray(value, dtype=float))),
@@ -532,7 +534,6 @@ _SETTINGS: dict[str, tuple[Any, Callable[..., Setting]]] = {
     "ridge": (Ridge, ridge),
     "pseudo_counts": (PseudoCounts, pseudo_counts),
 }
-"""By what a file calls them: the class of a setting, and what makes one of its fields."""
 
 
 def encode(value: Any, owner: type, name: str) -> Any:

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from otpdag.mechanisms.terms import Terms
 
 Held = TypeVar("Held")
+# fits `(config, values, target, weight, offset)`; returns the table (C, d) and the slopes (P, d)
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Fits ``(config, values, target, weight, offset)``; returns the table (C, d) and the slopes (P, d)."""
 
 
 def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: float = 1e-6) -> Tensor:
@@ -145,6 +145,10 @@ class Predictor:
 
     With ``no_level`` the intercepts of all configurations average zero unless they are given: of a hidden node only
     their differences are identified, for its children's intercepts can take up the rest.
+
+    Attributes:
+        bent: Precision (inputs, inputs) of the prior by which curves are smooth.
+        most_rows: Of a table: more configurations than any data could tell apart.
     """
 
     family: Family
@@ -158,10 +162,8 @@ class Predictor:
     no_level: bool = False
     terms: Terms | None = None
     bent: Tensor | None = None
-    """Precision (inputs, inputs) of the prior by which curves are smooth."""
 
     most_rows: ClassVar[int] = 20_000
-    """Of a table: more configurations than any data could tell apart."""
 
     def __post_init__(self) -> None:
         """Refuse tables that no data could fill, and a network of terms."""
@@ -447,12 +449,14 @@ class Spread:
     """A positive parameter beside the prediction, whose logarithm has a predictor of its own.
 
     Its intercept is called ``log_scale``, its slopes ``scale_weight``, where the parameter is the scale.
+
+    Attributes:
+        most: Of a logarithm, either way.
     """
 
     name: str
     predictor: Predictor
     most: ClassVar[float] = 60.0
-    """Of a logarithm, either way."""
 
     def __call__(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """The parameter at these parents: (R, ..., dim)."""
@@ -490,7 +494,20 @@ def centre_and_spread(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Predicted(Mechanism):
-    """A mechanism with a predictor, and perhaps tables with a row for each discrete configuration."""
+    """A mechanism with a predictor, and perhaps tables with a row for each discrete configuration.
+
+    Attributes:
+        spreads: Of tables beside the prediction that are given as formulas, what predicts their logarithms.
+        predicts: The name of the intercept; the attribute of that name is its setting.
+        beside: The names of the tables beside the prediction, each with a row for each configuration or with one for
+            all.
+        within: Where predictions are cut off, beyond which numbers are lost to rounding.
+        space_kind: The kind of the node's space.
+        noise_kind: The noise of each coordinate; what is uniform goes through the inverse distribution function.
+        from_data: Attributes that come from the data besides the units; None where there are none.
+        has_free_level: Whether children's intercepts can take up the level of a hidden node, so that only differences
+            are identified.
+    """
 
     dim: int = field(default=1, kw_only=False)
     weight: SettingLike = None
@@ -500,21 +517,13 @@ class Predicted(Mechanism):
 
     predictor: Predictor = field(init=False)
     spreads: Mapping[str, Spread] = field(default_factory=dict, init=False)
-    """Of tables beside the prediction that are given as formulas, what predicts their logarithms."""
     predicts: ClassVar[str]
-    """The name of the intercept; the attribute of that name is its setting."""
     beside: ClassVar[tuple[str, ...]] = ()
-    """The names of the tables beside the prediction, each with a row for each configuration or with one for all."""
     within: ClassVar[tuple[float | None, float | None]] = (None, None)
-    """Where predictions are cut off, beyond which numbers are lost to rounding."""
     space_kind: ClassVar[type[Vector]] = Real
-    """The kind of the node's space."""
     noise_kind: ClassVar[Literal["normal", "uniform"]] = "uniform"
-    """The noise of each coordinate; what is uniform goes through the inverse distribution function."""
     from_data: ClassVar[tuple[str, ...]] = ()
-    """Attributes that come from the data besides the units; None where there are none."""
     has_free_level: ClassVar[bool] = False
-    """Whether children's intercepts can take up the level of a hidden node, so that only differences are identified."""
 
     def __post_init__(self) -> None:
         """Refuse a node without coordinates."""
@@ -728,14 +737,16 @@ class Cellwise(Predicted):
     """A node whose coordinates are independent given the parents: what each cell is at a prediction and its tables.
 
     A subclass says so in three hooks, whose further arguments are what :meth:`Predicted.at` returns.
+
+    Attributes:
+        quantile: ``(noise, *at)``: the value of each cell that noise makes.
+        log_density: ``(value, *at)``: the log-density of each cell.
+        noise_of: ``(value, uniform, *at)``: the noise of each cell; of a whole interval the point at ``uniform``.
     """
 
     quantile: ClassVar[Callable[..., Tensor]]
-    """``(noise, *at)``: the value of each cell that noise makes."""
     log_density: ClassVar[Callable[..., Tensor]]
-    """``(value, *at)``: the log-density of each cell."""
     noise_of: ClassVar[Callable[..., Tensor]]
-    """``(value, uniform, *at)``: the noise of each cell; of a whole interval the point at ``uniform``."""
 
     @property
     def lines(self) -> int:
@@ -766,12 +777,14 @@ class Censorable(Cellwise):
     .. math:: \log p = \log f(x) \text{ where both ends are } x, \quad \log (F(u) - F(l)) \text{ elsewhere}
 
     An end that is missing is none: a time that is only known to exceed the lower end has no upper end.
+
+    Attributes:
+        log_tails: ``(value, *at)``: logarithms of the mass below and above each cell.
     """
 
     censored: bool = False
 
     log_tails: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
-    """``(value, *at)``: logarithms of the mass below and above each cell."""
 
     def __post_init__(self) -> None:
         """Refuse intervals of vectors."""

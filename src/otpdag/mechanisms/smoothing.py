@@ -18,8 +18,7 @@ from torch import Tensor
 
 from otpdag.mechanisms.generalised_linear import Link
 
-Bend = tuple[slice, Tensor]
-"""The penalty of some columns: where they stand, and the matrix of its quadratic form."""
+Bend = tuple[slice, Tensor]  # the penalty of some columns: where they stand, and the matrix of its quadratic form
 
 
 def penalty_of(

@@ -43,15 +43,18 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Factor:
-    """A part of a product: a category, or numbers that follow from parents."""
+    """A part of a product: a category, or numbers that follow from parents.
+
+    Attributes:
+        of: The parent, or the expression of numbers.
+        is_smoothed: Whether the rows say how much a spline may bend.
+    """
 
     kind: Literal["category", "number", "poly", "spline", "scores"]
     text: str
     of: str
-    """The parent, or the expression of numbers."""
     size: int
     is_smoothed: bool = False
-    """Whether the rows say how much a spline may bend."""
 
     def columns(self, parents: Parents, knots: Tensor | None, full: bool = True) -> Tensor:
         """What it is at these parents, (R, ..., columns); a category that is not ``full`` lacks its first column."""
@@ -74,13 +77,16 @@ class Factor:
         return [(f"{self.text}[{place}]", None) for place in range(1, self.size + 1)]
 
 
-Block = tuple[tuple[Factor, bool], ...]
-"""The factors of a product, and of each whether all of its columns count."""
+Block = tuple[tuple[Factor, bool], ...]  # the factors of a product, and of each whether all of its columns count
 
 
 @dataclass(frozen=True)
 class Terms:
     """The features of a node's parents that its prediction is linear in.
+
+    Attributes:
+        knots: Of each spline a row, once the data are known.
+        most_states: Joint states of the categories for which there are affine maps: beyond, rows are summed one by one.
 
     >>> from otpdag.mechanisms import Family
     >>> from otpdag.spaces import Discrete, Real
@@ -98,9 +104,7 @@ class Terms:
     offsets: tuple[Factor, ...] = ()
     has_intercept: bool = True
     knots: Tensor | None = None
-    """Of each spline a row, once the data are known."""
     most_states: ClassVar[int] = 4096
-    """Joint states of the categories for which there are affine maps: beyond, rows are summed one by one."""
 
     @classmethod
     def read(cls, text: str, family: Family, left: str | None = None, *, full: bool = False) -> Terms:

@@ -27,8 +27,7 @@ from otpdag.mechanisms.predictor import Predicted
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.structure import Structure
 
-FORMAT_VERSION = 2
-"""1 had no class of a map; such files are still read."""
+FORMAT_VERSION = 2  # 1 had no class of a map; such files are still read
 
 WHAT = "otpdag model"
 MapFactory = Callable[..., AmortizedMap]
@@ -59,7 +58,12 @@ class SavedMap:
 
 @dataclass(frozen=True)
 class ModelState:
-    """Everything that a model, and its file, holds beside its structure; without parameters until it is fitted."""
+    """Everything that a model, and its file, holds beside its structure; without parameters until it is fitted.
+
+    Attributes:
+        left_out: Maps whose class was not given.
+        beside: Parameters a little beside those of the fit that fit its data as well.
+    """
 
     schema: Schema | None = None
     naturals: dict[str, dict[str, Tensor]] | None = None
@@ -67,9 +71,7 @@ class ModelState:
     maps: tuple[AmortizedMap, ...] = ()
     count_range: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[SavedMap, ...] = ()
-    """Maps whose class was not given."""
     beside: tuple[Mapping[str, Mapping[str, Tensor]], ...] = ()
-    """Parameters a little beside those of the fit that fit its data as well."""
 
 
 def write_archive(path: str | Path, structure: Structure, state: ModelState) -> None:

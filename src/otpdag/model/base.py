@@ -422,8 +422,7 @@ def _as_html(structure: Structure, params: Mapping[str, Mapping[str, Array]] | N
 # -- a canonical order of hidden labels and signs, so that two fits compare --------------------------------------------
 
 
-Change = list[int] | Tensor
-"""Another order of a node's labels, or signs of its coordinates."""
+Change = list[int] | Tensor  # another order of a node's labels, or signs of its coordinates
 
 
 def in_one_order(

@@ -28,8 +28,7 @@ from otpdag.model import Model
 from otpdag.numerics import Array
 from otpdag.plots.style import INK, Picture, figure_of, place_axes, text_width
 
-Item: TypeAlias = str | int
-"""A node, or a bend of an edge that crosses a row."""
+Item: TypeAlias = str | int  # a node, or a bend of an edge that crosses a row
 Rows: TypeAlias = list[list[Item]]
 
 

@@ -189,9 +189,9 @@ def hidden_nodes(model: Model, table: pd.DataFrame, steps: Steps | None, seed: i
     return soft(words, boxes[:MOST_CHARTS])
 
 
-Claims: TypeAlias = "pd.DataFrame | str"
-"""What ``model.check`` says of the claims of a model, or why it says nothing."""
+Claims: TypeAlias = "pd.DataFrame | str"  # what `model.check` says of the claims of a model, or why it says nothing
 
+# what to try, by words of a finding
 ADVICE = {
     "skewed": "m.LogNormal() or m.Gamma() where values are above zero, or a transformed column",
     "tails": "m.StudentT() for numbers, m.NegativeBinomial() for counts",
@@ -202,7 +202,6 @@ ADVICE = {
     "depends on": "an edge between the two, or a hidden parent of both",
     "elsewhere": "a fit to these rows: the parameters are of others",
 }
-"""What to try, by words of a finding."""
 
 
 def claims(model: Model, table: pd.DataFrame, seed: int) -> Claims:

@@ -99,10 +99,10 @@ def check_randomness(divergence: AbstractDivergence) -> None:
     _require(divergence, torch.equal(kept[0], x) and torch.equal(kept[1], y), "the samples were changed in place")
 
 
+# all checks of this file in their order, to parametrise a test with
 DIVERGENCE_CHECKS: tuple[Callable[[AbstractDivergence], None], ...] = tuple(
     value for name, value in vars().items() if name.startswith("check_") and value is not check_divergence
 )
-"""All checks of this file in their order, to parametrise a test with."""
 
 
 def _points(*shape: int, seed: int = 0) -> Tensor:

@@ -634,10 +634,10 @@ def check_spec(case: Case) -> None:
     case.require_all_close(natural, case.params, "{} changed on the way through JSON")
 
 
+# all checks of this file in their order, to parametrise a test with
 MECHANISM_CHECKS: tuple[Check, ...] = tuple(
     value for name, value in vars().items() if name.startswith("check_") and value is not check_mechanism
 )
-"""All checks of this file in their order, to parametrise a test with."""
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ class WeighedRows:
         return WeighedRows(values, self.weight[:, some], None if self.mask is None else self.mask[:, some])
 
 
+# where slopes are read off, by the largest parameter: further out than any mean, so that no digits are lost
 FAR_OUT = 2.0**60
-"""Where slopes are read off, by the largest parameter: further out than any mean, so that no digits are lost."""
 
 
 @dataclass(frozen=True, eq=False)

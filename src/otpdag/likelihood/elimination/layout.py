@@ -54,17 +54,15 @@ from otpdag.likelihood.elimination.unknown_numbers import (
 from otpdag.structure import Structure
 
 Sizes = tuple[int, ...]
-Axes = tuple[int, ...]
-"""Which axes of a step's product a table has."""
+Axes = tuple[int, ...]  # which axes of a step's product a table has
 
-PointsKey = tuple[int, int]
-"""A node that is placed on points, and how many there are."""
+PointsKey = tuple[int, int]  # a node that is placed on points, and how many there are
 
 OUTGROWN = 0.05  # share of the rows whose counts no longer have a point each, at which points are counted anew
 MATRIX_CELLS = 5_000_000  # cells of the tables of flags that are held at a time
+# bytes of a layout, over those of a block, up to which what no parameter changes is kept: a thousand mixed columns of
+# 500 rows with 10 % gaps need two to three, and take twice as long where all is prepared anew in every evaluation
 REMEMBERED = 4
-"""Bytes of a layout, over those of a block, up to which what no parameter changes is kept: a thousand mixed columns of
-500 rows with 10 % gaps need two to three, and take twice as long where all is prepared anew in every evaluation."""
 
 
 class Source:
@@ -219,10 +217,9 @@ class Block:
         return banks + steps + rows + sum(group.elements for group in self.linear)
 
 
-Input = tuple[Source, Ints]
-"""A source of tables, and which of them each piece reads."""
+Input = tuple[Source, Ints]  # a source of tables, and which of them each piece reads
+# by the variable that is summed out of them, the variables of tables, and the tables
 Ready = dict[int, list[tuple[tuple[int, ...], Input]]]
-"""By the variable that is summed out of them, the variables of tables, and the tables."""
 
 
 class BlockBuilder:

@@ -38,8 +38,8 @@ from otpdag.likelihood.elimination.unknown_numbers import Equations, Integrals, 
 from otpdag.mechanisms.base import LINE
 from otpdag.structure import Naturals
 
+# Log-tables, or their beliefs, by size: (R, rows, entries). The first row is the empty product.
 Banks = dict[Sizes, Tensor]
-"""Log-tables, or their beliefs, by size: (R, rows, entries). The first row is the empty product."""
 
 
 def tables_of(banks: Banks, source: Source | LinearGroup) -> Tensor:

@@ -51,10 +51,9 @@ from torch.nn.functional import pad
 from otpdag.likelihood.elimination.families import Floats, Ints, TableView, name_of
 from otpdag.spaces import Real, Space
 
-COARSE_POINTS = 12
-"""Points of each number and count that meets others, until it is known where its posterior is."""
+COARSE_POINTS = 12  # points of each number and count that meets others, until it is known where its posterior is
+# points of numbers that meet, over what the posterior asks for: to compare, and where that makes a difference
 FINER, FINEST = 1.4, 2.0
-"""Points of numbers that meet, over what the posterior asks for: to compare, and where that makes a difference."""
 SHARE_OF_SMALLER = 0.9  # share of the rows that the smaller of two sizes is for
 SIZES = np.array([6, 9, 12, 18, 24, 36, 48, 72, 96])  # that points are rounded up to, so that pieces share their sums
 TAIL, TAIL_COUNTS = 4.8, 3  # half a window of counts: standard deviations, and more for skewed tails
@@ -833,8 +832,8 @@ def _times(matrix: Tensor, vector: Tensor, instance: Tensor) -> Tensor:
     return product
 
 
+# a cluster of one kind of piece, its rows, and where these stand in the placements of numbers on points
 ClusterPart = tuple[Cluster, Ints, Mapping[int, Ints]]
-"""A cluster of one kind of piece, its rows, and where these stand in the placements of numbers on points."""
 
 
 def linear_group(table: TableView, parts: Sequence[ClusterPart], sizes: tuple[int, ...], start: int) -> LinearGroup:
@@ -871,8 +870,8 @@ def linear_group(table: TableView, parts: Sequence[ClusterPart], sizes: tuple[in
     return replace(made, lines=tuple(_line_columns(families[v].lines, v, at, own) for (v, at), own in lines.items()))
 
 
+# of some clusters the systems, configurations and unknowns of a family's lines
 LineParts = list[tuple[Ints, Ints, Ints]]
-"""Of some clusters the systems, configurations and unknowns of a family's lines."""
 
 
 def _line_columns(many: int, place: int, at: int, parts: LineParts) -> LineColumns:
