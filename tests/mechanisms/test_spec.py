@@ -91,6 +91,13 @@ def test_wrong_arguments_are_named_beside_those_that_there_are():
         m.Poisson(1, True, 0.1, 2.0, 3.0)
 
 
+def test_choices_are_listed_whatever_is_given_instead():
+    with pytest.raises(ModelError, match=r"^extra_zeros must be one of None, 'inflated', 'hurdle'; got True"):
+        m.Poisson(extra_zeros=True)
+    with pytest.raises(ModelError, match=r"^link must be one of 'logit', 'probit'; got 1"):
+        m.Ordinal(3, link=1)
+
+
 class Shifted(m.Mechanism):
     """A third party's mechanism, with keywords of its own."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -174,7 +174,7 @@ class LogLinearCount(GeneralisedLinear):
 
     log_rate: SettingLike = None
     rate: SettingLike = None
-    extra_zeros: str | None = None
+    extra_zeros: Literal["inflated", "hurdle"] | None = None
     zeros: SettingLike = None
 
     predicts: ClassVar[str] = "log_rate"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -69,7 +69,7 @@ class Ordinal(Category, Predicted):
     """
 
     size: int = field(default=2, kw_only=False)
-    link: str = "logit"
+    link: Literal["logit", "probit"] = "logit"
     thresholds: SettingLike = None
     shift: SettingLike = None
 
