@@ -263,6 +263,20 @@ def test_reweighted_rows_are_resampled_rows():
         torch.testing.assert_close(found[replica], alone[0])
 
 
+@pytest.mark.parametrize("method", ["likelihood", "transport"])
+def test_priors_that_do_not_count_are_named(method):
+    """A transport cost is no log-likelihood to which a prior adds: nor does the summary say that there is one."""
+    rng = np.random.default_rng(13)
+    x = rng.normal(size=100)
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal(weight=otp.ridge(1e6))})
+    result = otp.fit(model, pd.DataFrame({"x": x, "y": x + 0.5 * rng.normal(size=100)}), method=method, seed=0)
+    said = "these counted for nothing: ridge(1e+06) on y.weight"
+    slope, counts = float(np.squeeze(model.params()["y"]["weight"])), method == "likelihood"
+    assert slope == pytest.approx(0.0 if counts else 1.0, abs=0.2)
+    assert any(said in note for note in result.notes) != counts
+    assert ("priors: " in str(result.summary())) == counts
+
+
 # -- sequences --------------------------------------------------------------------------------------------------------
 
 

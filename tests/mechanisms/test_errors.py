@@ -120,7 +120,7 @@ def test_what_is_not_offered_says_so():
     function = m.Deterministic(len).setup(m.Family("x", REAL))
     assert not function.has_density
     assert not can_abduct(function)
-    with pytest.raises(NotImplementedError, match="Deterministic has no density"):
+    with pytest.raises(ModelError, match="node 'x': Deterministic has no density; use method='auto'"):
         function.log_prob({}, value, {"r": value})
     with pytest.raises(NotImplementedError, match="Deterministic cannot recover its noise"):
         abducted(function, {}, value, {"r": value}, value)

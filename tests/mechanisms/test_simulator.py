@@ -128,6 +128,10 @@ def test_an_archive_holds_all_but_the_function(tmp_path):
     pd.testing.assert_frame_equal(again.sample(5, seed=1), model.sample(5, seed=1))
 
 
+def fitted_by(function, method="auto"):
+    return otp.fit(alone(m.Simulator(function, {"a": otp.start(0.0)})), {"x": [1.0, 2.0, 3.0]}, method=method)
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
@@ -145,11 +149,23 @@ def test_an_archive_holds_all_but_the_function(tmp_path):
             ),
             r"node 'x': its function must return \(\.\.\., \d+, 1\), a row for each row .*; got \(\d+, 1, \d+\)",
         ),
+        (lambda: fitted_by(lambda p, u, a: torch.log(u - 9) + a), "node 'x': 100% of its simulated values are not"),
+        (lambda: fitted_by(lambda p, u, a: a + torch.rand_like(u)), "node 'x': the same noise must give the same"),
+        (lambda: fitted_by(lambda p, u, a: a + u.mul_(2)), "node 'x': the same noise must give the same"),
+        (lambda: fitted_by(lambda p, u, a: a + u, method="likelihood"), "node 'x': Simulator has no density; use"),
     ],
 )
 def test_what_makes_no_sense_is_named(made, message):
     with pytest.raises(otp.ModelError, match=message):
         made()
+
+
+def test_an_error_of_the_function_says_whose_it_is_and_what_it_was_given():
+    with pytest.raises(RuntimeError) as raised:
+        fitted_by(lambda p, u, a: a.expand_as(u))
+    said = raised.value.__notes__[0]
+    assert said.startswith("this was the function of node 'x', called with tensors of sizes {'noise': (1, ")
+    assert "'a': (16, 1, 1)" in said
 
 
 @pytest.mark.parametrize("bounds", [(2.0, 4.0), (2.0, None), (None, 4.0)])

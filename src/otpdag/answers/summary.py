@@ -113,9 +113,6 @@ def data_facts(fitted: Fitted, problem: Problem | None) -> dict[str, str | int |
     """
     size, mechanisms = free_parameters(fitted.structure), fitted.structure.mechanisms.values()
     facts: dict[str, str | int | float] = {"parameters": size}
-    priors = _priors(fitted)
-    if priors:
-        facts["priors"] = listed(priors, show=str)
     dense = all(one.has_density or one.is_given for one in mechanisms)
     if isinstance(problem, PartitionedProblem):
         told = list(problem.problems.each(_totals, fitted, dense))
@@ -135,7 +132,7 @@ def data_facts(fitted: Fitted, problem: Problem | None) -> dict[str, str | int |
     return facts
 
 
-def _priors(fitted: Fitted) -> list[str]:
+def told_priors(fitted: Fitted) -> list[str]:
     """What draws parameters besides the rows."""
     told = []
     for node, mechanism in fitted.structure.mechanisms.items():

@@ -488,6 +488,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
             return compared
         begin = one_start(layout, batch.first(START_ROWS), 0, seed, first=True)
         places = _nearest(layout, compared, _places(layout, begin.repeat(CHECKED_PLACES, 1), seed), seed, PLACES // 4)
+        compared.check_simulated(places[:1])
         return replace(compared, jumps=compared.subset(START_ROWS, coarse=True).contradicts_slopes(places))
     if isinstance(method.evaluation, Drawn):
         return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)

@@ -22,6 +22,7 @@ from scipy import sparse
 from torch import Tensor
 
 from otpdag.answers.notes import ENDLESS, UNDETERMINED
+from otpdag.answers.summary import told_priors
 from otpdag.data import Documents, Images, Sequences
 from otpdag.data.columns import known_table
 from otpdag.data.parts import is_partitioned, weights_in
@@ -182,7 +183,7 @@ def fit(
         rows_used=kind.rows,
         seconds=time.perf_counter() - began,
         seed=seed,
-        notes=(*_notes(kind, kept), *ended.problem.notes(ended.point), *notes),
+        notes=(*_notes(kind, plan.method, kept), *ended.problem.notes(ended.point), *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
         problem=ended.problem,
@@ -255,11 +256,14 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
     }
 
 
-def _notes(kind: DataKind, kept: NDArray[np.float64] | None) -> tuple[str, ...]:
-    if kept is None:
-        return ()
-    out = int((kept < 0.5).sum())
-    return (f"left out {out} of {len(kept)} {kind.units} ({out / len(kept):.1%}); see result.dropped",)
+def _notes(kind: DataKind, method: Method, kept: NDArray[np.float64] | None) -> list[str]:
+    notes, priors = [], [] if method.counts_priors else told_priors(kind.model.fitted)
+    if priors:
+        notes.append(f"only method='likelihood' has priors; these counted for nothing: {listed(priors, show=str)}")
+    if kept is not None:
+        out = int((kept < 0.5).sum())
+        notes.append(f"left out {out} of {len(kept)} {kind.units} ({out / len(kept):.1%}); see result.dropped")
+    return notes
 
 
 @contextmanager

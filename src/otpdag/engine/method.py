@@ -82,6 +82,11 @@ class Method:
         return direct is not None and (direct.is_unbalanced or bool(direct.unmatched))
 
     @property
+    def counts_priors(self) -> bool:
+        """Whether priors of parameters count: they add to a log-likelihood, and a transport cost is none."""
+        return isinstance(self.evaluation, ClosedForm) and self.objective.direct is None
+
+    @property
     def steps(self) -> int:
         """Most steps of the optimiser."""
         return self.optimiser.steps

@@ -42,14 +42,14 @@ from otpdag.answers.standard_errors import (
     term_curve,
     without_errors,
 )
-from otpdag.answers.summary import Summary, data_facts, summarise
+from otpdag.answers.summary import Summary, data_facts, summarise, told_priors
 from otpdag.answers.transport import Plan
 from otpdag.data import Batch, Table
 from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage, shown_while_running
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_level
+from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_level, listed
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
@@ -268,7 +268,9 @@ class FitResult:
             "status": "converged" if self.status.converged else "not converged",
             "rows": self.rows_used,
         }
+        priors = told_priors(self.model.fitted) if self.method.counts_priors else []
         facts |= data_facts(self.model.fitted, self.problem)
+        facts |= {"priors": listed(priors, show=str)} if priors else {}
         if "log-likelihood" not in facts:
             notes.append(f"no likelihood, AIC and BIC: {self._without_likelihood()}")
         if errors == "bootstrap":

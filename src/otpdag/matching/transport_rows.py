@@ -111,6 +111,20 @@ class TransportRows(TableRows):
             each = [differences(self._cost, one[None], moves, step=step) for one in point] if slope else []
             return cost, torch.stack(each) if slope else torch.zeros_like(point)
 
+    def check_simulated(self, place: Tensor) -> None:
+        """Refuse functions without finite values even at the best place known (1, P), or with others every time."""
+        naturals = self.naturals(place)
+        with torch.no_grad():
+            (first, _), (again, _) = (self.points.placed_at(naturals).at(naturals) for _ in range(2))
+        for node, value in first.items():
+            bad = float((~torch.isfinite(value)).to(value).mean())
+            if bad:
+                raise ModelError(
+                    f"node {node!r}: {bad:.0%} of its simulated values are not finite, wherever was looked"
+                )
+            if not torch.allclose(value, again[node]):
+                raise ModelError(f"node {node!r}: the same noise must give the same values, and nothing may change it")
+
     def contradicts_slopes(self, places: Tensor, misled: float = 0.2) -> bool:
         """Whether differences contradict the gradient at half of these places (R, P).
 

@@ -256,7 +256,7 @@ class Mechanism(ABC):
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """Log-density of ``value`` (R, ..., width), over the cells that ``mask`` (R, ..., cells) keeps."""
-        raise NotImplementedError(f"{type(self).__name__} has no density")
+        raise ModelError(f"node {self.family.node!r}: {type(self).__name__} has no density; use method='auto'")
 
     def log_probs(self, params: Params, parents: Parents, like: Tensor | None = None) -> Tensor:
         """Log-probabilities of all categories, (R, ..., size), with as many axes as the parents and ``like`` have.

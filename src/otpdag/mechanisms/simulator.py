@@ -106,7 +106,12 @@ class Simulator(OfAnySpace):
             name: value.reshape(len(value), *(1,) * (len(before) - 1), *(value.shape[1:] or (1,)))
             for name, value in params.items()
         }
-        value = torch.as_tensor(self.function(parents, noise, **own))
+        try:
+            value = torch.as_tensor(self.function(parents, noise, **own))
+        except Exception as error:
+            sizes = {name: tuple(one.shape) for name, one in {**parents, "noise": noise, **own}.items()}
+            error.add_note(f"this was the function of node {self.family.node!r}, called with tensors of sizes {sizes}")
+            raise
         width, leading = self.space.width, value.shape[:-1]
         if (
             value.ndim != len(before) + 1
