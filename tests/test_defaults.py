@@ -46,8 +46,6 @@ DEFAULTS = {
         "noise": "sampled",
         "scope": "joint",
         "temperature": 0.5,
-        "straight_through": False,
-        "extra_masking": 0.0,
         "batch_size": 256,
     },
     "objective.Objective": {"reconstruction": 1.0, "eps": 0.0},

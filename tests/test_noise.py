@@ -15,7 +15,6 @@ def everything(streams):
     return {
         "noise": streams.draw(Noise(2, "normal"), 5, LIKE),
         "rows": streams.rows(100, 7),
-        "coins": streams.coins((4, 3), 0.5),
     }
 
 
@@ -40,15 +39,13 @@ def test_noise_has_its_prior(kind, law):
     assert Streams([0]).draw(Noise(1, kind), 3, LIKE.float()).dtype == torch.float32
 
 
-def test_small_data_are_taken_whole_and_coins_have_their_chance():
+def test_small_data_are_taken_whole():
     streams = Streams([1, 2])
     assert streams.rows(4, 4).tolist() == [[0, 1, 2, 3]] * 2
     counts = np.bincount(streams.rows(10, 9)[0], minlength=10)
     assert counts.sum() == 9
     many = torch.stack([streams.rows(10, 9)[0] for _ in range(400)]).flatten().numpy()
     assert stats.chisquare(np.bincount(many, minlength=10)).pvalue > 0.01
-    share = streams.coins((20_000,), 0.3).double().mean(-1).numpy()
-    np.testing.assert_allclose(share, 0.3, atol=4 * np.sqrt(0.21 / 20_000))
 
 
 def test_streams_go_on_from_where_a_state_was_taken():

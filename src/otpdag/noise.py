@@ -51,10 +51,6 @@ class Streams:
             return torch.arange(total).expand(len(self), total)
         return torch.stack([torch.randint(total, (size,), generator=g) for g in self.generators])
 
-    def coins(self, shape: tuple[int, ...], chance: float) -> Tensor:
-        """Independent coin tosses (R, *shape)."""
-        return torch.stack([torch.rand(shape, generator=g) < chance for g in self.generators])
-
     def state(self) -> dict[str, Tensor]:
         """Where every stream stands, for a checkpoint."""
         own = {f"stream.{number}": generator.get_state() for number, generator in enumerate(self.generators)}

@@ -97,7 +97,7 @@ def test_every_mode_lowers_the_loss(name, noise, scope):
 
 @pytest.mark.parametrize("noise", ["sampled", "abducted"])
 def test_replicas_together_equal_replicas_apart(noise):
-    method = method_of(noise=noise, steps=8, extra_masking=0.1, alternating=True)
+    method = method_of(noise=noise, steps=8, alternating=True)
     problem, points = problem_of("mixture", method, restarts=3)
     together, _ = run(method, problem, points, [1, 2, 3])
     for r in range(3):
@@ -189,8 +189,6 @@ def test_options_of_categories_costs_and_divergences_reach_the_objective():
 
     base, _ = run_on("mixture", method_of(steps=5))
     variants = {
-        "straight_through": method_of(steps=5, straight_through=True),
-        "extra_masking": method_of(steps=5, extra_masking=0.5),
         "cost": method_of(steps=5, costs={"x": lambda x, y: (x - y).abs().sum(-1)}),
         "divergence": method_of(steps=5, divergence=Flat()),
         "reconstruction": method_of(steps=5, reconstruction=2.0),

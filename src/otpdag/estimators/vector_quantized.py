@@ -20,12 +20,7 @@ from otpdag.data.documents import Floats, PictureFormat
 from otpdag.divergences import SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.errors import DataError, ModelError, check_choice
-from otpdag.estimators.autoencoder import (
-    AbstractAutoencoder,
-    check_accounted,
-    check_at_least,
-    in_parts,
-)
+from otpdag.estimators.autoencoder import AbstractAutoencoder, check_accounted, check_at_least, in_parts
 from otpdag.graph import Graph
 from otpdag.learned.autoencoder import Codewords, Encoded, NoiseScale
 from otpdag.learned.image_networks import (

@@ -42,8 +42,6 @@ class Drawn:
             recovers it exactly (the paper's theory), ``"marginal"`` integrates it out (the cost is the likelihood).
         scope: ``"joint"`` draws hidden nodes once from all of a row, ``"local"`` once for each child, from it alone.
         temperature: Of relaxed categories, a number or a schedule.
-        straight_through: Draw hard categories with soft gradients.
-        extra_masking: Chance that a seen cell is hidden from the backward map during training.
         hidden_layers: Of the backward map; one of 32, wider than the tables of the paper have columns, if left out.
         batch_size: Rows, or steps of sequences, in a step.
         costs: Ground costs of nodes that shall not have their type's default, objects or functions of two values in
@@ -54,8 +52,6 @@ class Drawn:
     noise: Literal["sampled", "abducted", "marginal"] = "sampled"
     scope: Literal["joint", "local"] = "joint"
     temperature: float | Schedule = 0.5
-    straight_through: bool = False
-    extra_masking: float = 0.0
     hidden_layers: tuple[int, ...] | None = None
     batch_size: int = 256
     costs: Mapping[str, AbstractCost | PointFunction] = field(default_factory=dict)

@@ -176,15 +176,14 @@ class DrawnSteps(Algorithm1):
 def _drawn_backward(draw: Draw, phi: Theta) -> Draw:
     """Fill in what is unknown, and keep the map's log-density of it."""
     batch, streams, moment, backward = draw.batch, draw.streams, draw.moment, draw.backward
-    row = backward.code(batch.values, _extra_mask(batch, streams, moment.drawn.extra_masking))
+    row = backward.code(batch.values, batch.mask)
     values, log_q = dict(batch.values), dict[str, Tensor]()
     for node in backward.targets:
         mechanism = draw.structure.mechanisms[node]
         unknown = ~batch.mask[node] if node in batch.mask else None
         if mechanism.space.is_discrete:
             noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
-            hard = moment.drawn.straight_through
-            drawn, log_q[node] = backward.relaxed(phi, node, row, values, noise, moment.temperature, hard=hard)
+            drawn, log_q[node] = backward.relaxed(phi, node, row, values, noise, moment.temperature)
         else:
             noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
             number = backward.draw(phi, node, row, values, noise)
@@ -215,13 +214,6 @@ def _kl(draw: Draw, made: Values | None = None) -> Tensor:
             kl = log_q - mechanism.log_prob(params, draw.values[node], parents, unknown)
         total = total + (kl if made is None else torch.where(made[name], kl, 0.0))
     return total
-
-
-def _extra_mask(batch: Batch, streams: Streams, chance: float) -> Mapping[str, Tensor]:
-    """Hide some seen cells from the map, so that it serves any pattern of missing cells."""
-    if not chance:
-        return batch.mask
-    return {node: seen & ~streams.coins(tuple(seen.shape[1:]), chance) for node, seen in batch.mask.items()}
 
 
 def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:

@@ -23,14 +23,7 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, ColumnType, Label, Schema, Table, as_frame, column_type, decode, encode, known_table
-from otpdag.data.sequences import (
-    SequenceBatch,
-    Sequences,
-    SequenceTable,
-    as_sequences,
-    encode_sequences,
-    replace_table,
-)
+from otpdag.data.sequences import SequenceBatch, Sequences, SequenceTable, as_sequences, encode_sequences, replace_table
 from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mapping, listed, printable
 from otpdag.graph import Graph
 from otpdag.likelihood.row_posterior import Fitted

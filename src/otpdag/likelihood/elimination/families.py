@@ -27,16 +27,7 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import (
-    LINE,
-    Mechanism,
-    Params,
-    Parents,
-    abducted,
-    can_abduct,
-    defines_together,
-    is_linear,
-)
+from otpdag.mechanisms.base import LINE, Mechanism, Params, Parents, abducted, can_abduct, defines_together, is_linear
 from otpdag.mechanisms.categorical import Categorical
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import joint_one_hot

@@ -29,10 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from otpdag.errors import ModelError, check_time
-from otpdag.likelihood.elimination.families import (
-    FamilyView,
-    TableView,
-)
+from otpdag.likelihood.elimination.families import FamilyView, TableView
 from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Sizes, Source, Step
 from otpdag.likelihood.elimination.unknown_numbers import Equations, Integrals, LinearGroup, Points
 from otpdag.mechanisms.base import LINE
