@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from otpdag.engine import Monitor, Stage
+from otpdag.progress import shown_while_running
 
 TERMS = {"loss": 2.5, "reconstruction": 2.0, "entropic": 0.5}
 
@@ -82,6 +83,16 @@ def test_a_bar_is_shown_on_a_terminal_unless_told_not_to(monkeypatch, show):
     assert ("best start" in shown and "2.5" in shown) is (show is not False)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert Monitor().show is False
+
+
+def test_what_takes_longer_than_a_second_shows_a_bar_of_its_parts(monkeypatch):
+    screen, seconds = Terminal(), iter([0.0, 0.5, 1.5])
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert list(shown_while_running(range(2), "quick", 2)) == [0, 1]
+    assert screen.getvalue() == ""
+    monkeypatch.setattr("otpdag.progress.time.monotonic", lambda: next(seconds, 2.0))
+    assert list(shown_while_running(range(4), "slow", 4)) == [0, 1, 2, 3]
+    assert "slow" in screen.getvalue()
 
 
 def test_lines_tell_how_far_a_fit_is_where_there_is_no_terminal(monkeypatch, caplog):

@@ -34,6 +34,7 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents, abducted, can_abduct
 from otpdag.noise import draw_noise
+from otpdag.progress import shown_while_running
 from otpdag.spaces import Interval, Simplex
 
 ORDERS = 6  # of polynomials: 3 tells skewness, 4 tails; 5 and 6 two humps and bounds
@@ -79,7 +80,7 @@ def node_checks(fitted: Fitted, batch: Batch, *, seed: int, most: int = 10_000) 
     graph, checked = fitted.structure.graph, []
     sides = _sides(fitted, batch, seed)
     rows = _Rows(fitted, batch, {node: side.value for node, side in sides.items()})
-    for place, node in enumerate(graph.order):
+    for place, node in enumerate(shown_while_running(graph.order, "checks", len(graph.order))):
         if sides[node].blocks and not fitted.structure.mechanisms[node].is_given:
             if node in graph.observed:
                 checked.append(rows.tested(node, "", _own_aspects(fitted, node, sides)))

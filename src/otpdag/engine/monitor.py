@@ -18,15 +18,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from otpdag.errors import ModelError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-
-Part = TypeVar("Part")
 
 
 class Cause(Enum):
@@ -225,14 +222,3 @@ class Monitor:
         log.info(line)
         if self.lines:
             print(line, file=sys.stderr, flush=True)
-
-
-def shown_while_running(parts: Iterable[Part], name: str, total: int) -> Iterator[Part]:
-    """The same parts, with a bar on a terminal of how many of ``total`` there are so far."""
-    if not sys.stderr.isatty():
-        yield from parts
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(parts, name, total, console=Console(stderr=True, force_jupyter=False), transient=True)

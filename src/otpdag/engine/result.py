@@ -46,13 +46,14 @@ from otpdag.answers.summary import Summary, data_facts, summarise, told_priors
 from otpdag.answers.transport import Plan
 from otpdag.data import Batch, Table
 from otpdag.engine.method import Method
-from otpdag.engine.monitor import Stage, shown_while_running
+from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
 from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_level, listed
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
+from otpdag.progress import shown_while_running
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

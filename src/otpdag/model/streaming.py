@@ -14,6 +14,7 @@ from otpdag.errors import DataError, ModelError, check_count
 from otpdag.files import replacing
 from otpdag.likelihood import row_posterior
 from otpdag.model.model import Model
+from otpdag.progress import shown_while_running
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,7 +134,7 @@ def _blocks(model: Model, data: Any, draws: int, most: int = 2**21) -> ArrowPart
 def _worked_on(parts: ArrowParts, work: Callable[[pa.Table, pd.DataFrame, int], pa.Table]) -> Iterator[pa.Table]:
     """What becomes of each block; errors that name a row say which block they count in."""
     first = 0
-    for number, table in enumerate(parts.tables()):
+    for number, table in enumerate(shown_while_running(parts.tables(), "blocks")):
         try:
             yield work(table, parts.frame(table), number)
         except DataError as error:

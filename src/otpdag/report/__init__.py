@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 
 from otpdag.answers.summary import explained
-from otpdag.engine.monitor import shown_while_running
 from otpdag.errors import DataError, ModelError, printable
 from otpdag.graph import Graph
 from otpdag.model import Model, load
 from otpdag.plots.graph import draw_graph
 from otpdag.plots.pictures import observed_columns
+from otpdag.progress import shown_while_running
 from otpdag.report import sections as s
 from otpdag.report.sections import SVG, html_table, note, soft, svg_of, text
 from otpdag.tables import estimates, interval_ends
