@@ -45,6 +45,7 @@ def fitted():
         (lambda one: one.query(5), "node must name a node, or several; got 5"),
         (lambda one: one.query("k", given=5), "given must give values by name, as a dict does; got 5"),
         (lambda one: one.effect("x", "n", values=5), "values must be at least two: .*; got 5"),
+        (lambda one: otp.paper(noise="marginal"), "noise must be one of 'sampled', 'abducted'; got 'marginal'"),
         (lambda one: one.effect("x", "n", on=5), "on must give values by name, as a dict does; got 5"),
         (lambda one: one.effect("x", "n", level="a"), "level must lie between 0 and 1; got 'a'"),
         (lambda one: one.effect("x", "n", level=np.nan), "level must lie between 0 and 1; got nan"),
@@ -60,6 +61,24 @@ def fitted():
 def test_what_makes_no_sense_is_refused_by_name(fitted, ask, message):
     with pytest.raises(otp.ModelError, match=message):
         ask(fitted)
+
+
+def test_values_that_a_node_cannot_have_are_told_by_the_name_of_the_argument():
+    model = otp.Model(otp.Graph([("dose", "y")]), {"dose": m.Gamma(), "y": m.Normal()})
+    model.set_params({"dose": {"log_mean": 0, "shape": 2}, "y": {"loc": 0, "weight": 1, "scale": 1}})
+    with pytest.raises(otp.DataError, match="values: column 'dose' must hold numbers above 0; found 0"):
+        model.effect("dose", "y")
+    assert model.effect("dose", "y", values=(1, 3)).table["effect"].item() == pytest.approx(2)
+
+
+def test_a_column_alone_is_no_vector():
+    model = otp.Model(otp.Graph([("a", "v")]), {"a": m.Normal(), "v": m.MultivariateNormal(2)})
+    rows = {"a": RNG.normal(size=40), "v": RNG.normal(size=(40, 2))}
+    otp.fit(model, rows)
+    with pytest.raises(otp.DataError, match=r"data\['v'\] must have shape \(rows, 2\) for that node; got \(40,\)"):
+        model.predict({"v": pd.Series(rows["v"][:, 0])}, "a", partial=True)
+    compared = model.effect("v", "a", values=[(0, 0), (1, 1)]).table
+    assert compared["effect"].item() == 0
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers(fitted):

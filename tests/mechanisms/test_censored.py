@@ -171,7 +171,31 @@ def test_a_censored_number_is_predicted_as_the_number_that_it_is(gaps: float) ->
     t = model.params()["t"]
     means = np.exp(t["log_scale"] + t["weight"][0] * np.array([0.0, 1.0])) * special.gamma(1 + 1 / t["shape"])
     asked = pd.DataFrame({"x": [0.0, 1.0], "t.0": [1.0, np.nan], "t.1": [np.inf, np.nan]})
-    np.testing.assert_allclose(model.predict(asked, "t"), np.stack([means, means], 1), rtol=1e-2)
+    predicted = model.predict(asked, "t")
+    assert predicted.name == "t"
+    np.testing.assert_allclose(predicted, means, rtol=1e-2)
+    assert model.query("t", {"x": 0.0})["mean"] == pytest.approx(means[0], rel=1e-2)
     effect = result.effect("x", "t").table
-    np.testing.assert_allclose(effect["effect"], means[1] - means[0], rtol=2e-2)
+    assert effect["effect"].item() == pytest.approx(means[1] - means[0], rel=2e-2)
     assert effect["std_error"].notna().all()
+
+
+def test_ends_are_read_alike_from_frames_mappings_and_arrays(times):
+    high = times["time"].where(times["seen"], np.inf)
+    ends = pd.arrays.IntervalArray.from_arrays(times["time"], high)
+    both = np.stack([times["time"], high], 1)
+    told = (pd.DataFrame({"t.0": both[:, 0], "t.1": both[:, 1]}), {"t": both}, {"t": ends}, {"t": pd.Series(ends)}, both)
+    models = [otp.Model(otp.Graph([], nodes=["t"]), {"t": m.Exponential(censored=True)}) for _ in told]
+    losses = {otp.fit(model, rows).loss for model, rows in zip(models, told, strict=True)}
+    assert len(losses) == 1
+
+
+def test_a_number_may_stand_for_the_two_ends_of_what_is_known(times):
+    ends = times[["x"]].assign(**{"t.0": times["time"], "t.1": times["time"].where(times["seen"])})
+    model = otp.Model(otp.Graph([("x", "t")]), {"x": m.Normal(), "t": m.Weibull(censored=True)})
+    otp.fit(model, ends)
+    one, two = (model.query("x", given={"t": value}) for value in (3.0, (3.0, 3.0)))
+    pd.testing.assert_series_equal(one, two)
+    with pytest.raises(ModelError, match=r"values must be at least two: .* \(2 cells each\); got \(0, 1\)"):
+        model.effect("t", "x")
+

@@ -90,12 +90,7 @@ class Question:
 
     def __init__(self, fitted: Fitted, batch: Batch, node: str) -> None:
         fitted.check_densities("a question")
-        own = fitted.structure.mechanisms[node]
-        self.ends = own.space.width if isinstance(own, Censorable) and own.censored else 1
-        if isinstance(own, Censorable) and own.censored:  # ends have no moments: the number between them is asked
-            mechanisms = {**fitted.structure.mechanisms, node: own.uncensored()}
-            fitted = replace(fitted, structure=fitted.structure.with_mechanisms(mechanisms))
-            batch = batch.without(node)
+        fitted, batch = _of_number(fitted, batch, node)
         self.structure, self.node = fitted.structure, node
         self.layout = moved(fitted.naturals, lay_out_within(fitted.structure, batch, BUDGET, keep=(node,)))
 
@@ -104,8 +99,16 @@ class Question:
         with bounded_threads(0):
             if self.structure.mechanisms[self.node].space.is_discrete:
                 return Belief(state_probabilities(naturals, self.layout, self.node))
-            found = node_moments(naturals, self.layout, self.node)
-            return Belief(*(one.repeat_interleave(self.ends, -1) for one in found))
+            return Belief(*node_moments(naturals, self.layout, self.node))
+
+
+def _of_number(fitted: Fitted, batch: Batch, node: str) -> tuple[Fitted, Batch]:
+    """The number between the ends of a censored node in its place: ends have no moments."""
+    own = fitted.structure.mechanisms[node]
+    if not isinstance(own, Censorable) or not own.censored:
+        return fitted, batch
+    mechanisms = {**fitted.structure.mechanisms, node: own.uncensored()}
+    return replace(fitted, structure=fitted.structure.with_mechanisms(mechanisms)), batch.without(node)
 
 
 def believe(
@@ -169,7 +172,7 @@ def moved_answers(
 
 
 def _by_draws(fitted: Fitted, batch: Batch, node: str, draws: int) -> Belief:
-    drawn = posterior_draws(fitted, batch, draws, 0, stratified=True)[node]
+    drawn = posterior_draws(*_of_number(fitted, batch, node), draws, 0, stratified=True)[node]
     is_category = fitted.structure.mechanisms[node].space.is_discrete
     return Belief(drawn.mean(1), None if is_category else drawn.var(1))
 
@@ -194,7 +197,8 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     values = dict(states)
     for node in structure.graph.nodes:
         if node not in values:
-            values[node] = believe(known, explained, node, notes).expected
+            width = structure.mechanisms[node].space.width
+            values[node] = believe(known, explained, node, notes).expected.expand(-1, width)
     return values, log_density
 
 

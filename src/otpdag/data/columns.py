@@ -132,13 +132,13 @@ def frame_of(data: object, columns: Mapping[str, Column]) -> pd.DataFrame:
         _check_once(data, names)
         return _with_ends(data, columns)
     if isinstance(data, Mapping):
-        return _from_mapping(data, columns)
+        return _with_ends(_from_mapping(data, columns), columns)
     if isinstance(data, np.ndarray | Tensor):
         array = to_numpy(data)
         array = array[:, None] if array.ndim == 1 and len(names) == 1 else array
         if array.ndim != 2 or array.shape[1] != len(names):
             raise DataError(f"data must have {len(names)} columns ({listed(names)}); got shape {array.shape}")
-        return pd.DataFrame(array, columns=names)
+        return _with_ends(pd.DataFrame(array, columns=names), columns)
     hint = "; read a file with pandas, for instance pd.read_csv" if isinstance(data, str | Path) else ""
     raise DataError(
         "data must be a DataFrame, a mapping from nodes to arrays, or a 2-D numpy or torch array; "
@@ -164,7 +164,9 @@ def _from_mapping(data: Mapping[str, Any], columns: Mapping[str, Column]) -> pd.
     blocks: dict[str, pd.DataFrame] = {}
     for node, column in columns.items():
         if node in data:
-            blocks[node] = _block(data[node], node, column.names)
+            value = data[node]
+            is_ends = isinstance(getattr(value, "dtype", None), pd.IntervalDtype)
+            blocks[node] = _block(value, node, (node,) if is_ends else column.names)
         else:
             blocks |= {name: _block(data[name], name, (name,)) for name in column.names if name in data}
     lengths = {name: len(block) for name, block in blocks.items()}
@@ -175,8 +177,9 @@ def _from_mapping(data: Mapping[str, Any], columns: Mapping[str, Column]) -> pd.
 
 def _block(value: Any, entry: str, names: Sequence[str]) -> pd.DataFrame:
     """The cells that one entry of a mapping holds."""
-    if isinstance(value, (pd.Series, pd.Categorical, pd.Index, pd.api.extensions.ExtensionArray)):
-        return pd.DataFrame({names[0]: pd.Series(value).reset_index(drop=True)}, columns=list(names))
+    is_column = isinstance(value, (pd.Series, pd.Categorical, pd.Index, pd.api.extensions.ExtensionArray))
+    if is_column and len(names) == 1:
+        return pd.DataFrame({names[0]: pd.Series(value).reset_index(drop=True)})
     array = np.atleast_1d(to_numpy(value))
     if array.dtype.kind in "OU" and not isinstance(value, np.ma.MaskedArray):  # keep None and text as they are
         array = np.atleast_1d(np.asarray(value, dtype=object))

@@ -12,7 +12,7 @@ from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine.adam import Adam
 from otpdag.engine.optimiser import EM, Deterministic, Optimiser
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_choice
 from otpdag.learned.algorithm import Drawn, MapFactory
 from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.paper_topics import PaperTopics
@@ -228,6 +228,7 @@ def paper(
         hidden_layers: Layers of the backward map of a table; one of 32 if left out.
         backward: Builds your own backward maps, in place of the amortised ones.
     """
+    check_choice("noise", noise, ("sampled", "abducted"))
     drawn = Drawn(
         noise=noise,
         scope=scope,

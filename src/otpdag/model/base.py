@@ -34,7 +34,7 @@ from otpdag.model.archive import ModelState, write_archive
 from otpdag.numerics import Array
 from otpdag.problem import split_theta
 from otpdag.simulation import ancestral, ancestral_sequences
-from otpdag.spaces import Real, Space
+from otpdag.spaces import Interval, Real, Space
 from otpdag.structure import Structure, lag_name, plainest
 
 Naturals = dict[str, dict[str, Tensor]]
@@ -127,6 +127,10 @@ class ModelBase:
             raise ModelError(f"node must be a category; {node!r} is {type(space).__name__}")
         schema = self._state.schema or Schema.of(self.spaces, self.graph)
         return schema[node].labels or tuple(range(space.width))
+
+    def _coordinates(self, node: str) -> list[str]:
+        """What the numbers are called that tell of a node: its columns, or of a censored one itself."""
+        return [node] if isinstance(self.spaces[node], Interval) else list(self._known_schema()[node].names)
 
     @property
     def is_fitted(self) -> bool:
@@ -321,13 +325,18 @@ class ModelBase:
         column = self._known_schema()[node]
         cells = column.space.cells
         array = np.asarray(value, dtype=object)
+        if array.ndim == 0 and isinstance(column.space, Interval):  # a number that is known
+            array = array.repeat(cells)
         if array.size not in (cells, rows * cells):
             raise ModelError(
                 f"{argument}[{node!r}] must be one value, or one for each of {rows} rows; got {array.size} values"
             )
         table = np.broadcast_to(array.reshape(-1, cells), (rows, cells))
         frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(column.names)}).infer_objects()
-        batch = encode(frame, Schema({node: column}), hidden=(), partial=True)
+        try:
+            batch = encode(frame, Schema({node: column}), hidden=(), partial=True)
+        except DataError as error:
+            raise DataError(f"{argument}: {error}") from None
         if not bool(batch.mask[node].all()):
             raise ModelError(f"{argument}[{node!r}] must not be missing; got {value!r}")
         return batch.values[node]

@@ -126,7 +126,7 @@ class Model(ModelBase):
             likeliest = labels.set_axis(probabilities.index).rename(node).infer_objects()
             likeliest.attrs |= probabilities.attrs
             return likeliest
-        table = self._expected(data, node, partial, self._known_schema()[node].names)
+        table = self._expected(data, node, partial, self._coordinates(node))
         return table.iloc[:, 0] if table.shape[1] == 1 else table
 
     def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
@@ -260,7 +260,7 @@ class Model(ModelBase):
         if belief.variance is None:
             table = pd.DataFrame(belief.expected.numpy(), columns=list(self.labels(node)))
         else:
-            names = self._known_schema()[node].names
+            names = self._coordinates(node)
             suffix = [""] if len(names) == 1 else [f" {name}" for name in names]
             numbers = torch.cat([belief.expected, belief.variance.sqrt()], -1)
             columns = [f"{what}{end}" for what in ("mean", "std") for end in suffix]
@@ -340,8 +340,13 @@ class Model(ModelBase):
         if values is None:
             values = self.labels(treatment) if self.spaces[treatment].is_discrete else (0, 1)
         check_choice("path", path, get_args(queries.Path))
-        if not isinstance(values, Sequence | np.ndarray) or len(values) < 2:
-            raise ModelError(f"values must be at least two: what is compared, and with what; got {values!r:.100}")
+        cells = self.spaces[treatment].cells
+        is_several = isinstance(values, Sequence | np.ndarray) and len(values) >= 2
+        if not is_several or np.asarray(values, dtype=object).size != cells * len(values):
+            raise ModelError(
+                "values must be at least two: what is compared, and with what"
+                f"{f' ({cells} cells each)' * (cells > 1)}; got {values!r:.100}"
+            )
         check_level(level)
         below = {treatment, *self.graph.descendants(treatment)}
         for node in check_mapping("on", on or {}):
@@ -356,14 +361,14 @@ class Model(ModelBase):
         names = (
             [str(label) for label in self.labels(outcome)]
             if self.spaces[outcome].is_discrete
-            else list(self._known_schema()[outcome].names)
+            else self._coordinates(outcome)
         )
         return queries.effect_of(
             self.fitted,
             treatment,
             outcome,
             set_to=set_to,
-            values=list(values),
+            values=[value if cells == 1 else str(value) for value in values],
             seen=seen,
             path=path,
             names=names,
