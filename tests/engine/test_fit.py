@@ -447,12 +447,14 @@ def test_a_device_that_is_not_there_is_refused():
         (lambda t: t.assign(x=np.nan), "column 'x' must hold at least one value; all 30 are missing"),
         (lambda t: t.assign(x="a"), "column 'x' must hold numbers; found 'a' in row 0"),
         (lambda t: t.iloc[:1], "data must have at least 2 rows; got 1"),
-        (lambda t: t.iloc[:2], "the table has 2 rows; at least 3 are needed for this model"),
+        (lambda t: t.iloc[:2], "the table has 2 rows that count; at least 3 are needed for this model"),
         (
             lambda t: "table.csv",
             "path 'table.csv' must be a file, folder or pattern of files.*read other files with pandas",
         ),
         (lambda t: [t], "data are sequences, but the graph has no lagged edge"),
+        (lambda t: t.assign(x=[str(x) if r == 7 else x for r, x in enumerate(t["x"])]), "column 'x' .* in row 7"),
+        (lambda t: {"x": t["x"], "n": t["n"][::-1]}, r"data\['n'\] has another index than data\['x'\]"),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(change, message):
@@ -460,6 +462,25 @@ def test_tables_that_do_not_fit_are_refused(change, message):
     with pytest.raises(DataError, match=message):
         otp.fit(model, change(mixture_table(30)))
     assert not model.is_fitted
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones((2, 30)), r"weights must have one entry for each of the 30 rows; got shape \(2, 30\)"),
+        (np.r_[1.0, np.zeros(29)], "the table has 1 rows that count; at least 3 are needed"),
+    ],
+)
+def test_weights_that_leave_no_table_are_refused(weights, message):
+    with pytest.raises(DataError, match=message):
+        otp.fit(mixture_model(), mixture_table(30), weights=weights)
+
+
+def test_a_number_beyond_all_densities_is_told():
+    model = mixture_model()
+    otp.fit(model, mixture_table(30), restarts=1)
+    with pytest.raises(ModelError, match="no state of node 'z' explains what row 0 shows: its density is 0"):
+        model.predict_proba(pd.DataFrame({"x": [1e200], "n": [1]}), "z")
 
 
 def test_categories_out_of_range_and_missing_covariates_are_refused():
@@ -476,7 +497,7 @@ def test_categories_out_of_range_and_missing_covariates_are_refused():
 def test_more_slopes_than_rows_are_refused():
     names = [f"x{i}" for i in range(12)]
     model = otp.Model(otp.Graph([(n, "y") for n in names]), {n: m.Normal() for n in [*names, "y"]})
-    with pytest.raises(DataError, match="the table has 10 rows; at least 15 are needed for this model"):
+    with pytest.raises(DataError, match="the table has 10 rows that count; at least 15 are needed for this model"):
         otp.fit(model, pd.DataFrame(RNG.normal(size=(10, 13)), columns=[*names, "y"]))
 
 

@@ -110,8 +110,13 @@ def test_the_time_limit_ends_a_fit_with_the_best_so_far():
     assert 0.4 < result.seconds <= time.monotonic() - began
     assert not result.status.converged
     assert "the time limit of 0.5 s was reached after" in result.status.reason
-    assert "checkpoint" in result.status.advice
+    assert result.status.advice == "allow more time"
     assert np.isfinite(model.params()["x"]["loc"]).all()
+
+
+def test_only_a_fit_that_keeps_a_checkpoint_speaks_of_one(tmp_path):
+    result = otp.fit(mixture(), table(), restarts=1, time_limit=1e-9, checkpoint=tmp_path / "a")
+    assert result.status.advice == "allow more time, or go on from the checkpoint"
 
 
 @pytest.fixture

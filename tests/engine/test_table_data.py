@@ -112,7 +112,7 @@ def test_the_order_of_many_rows_changes_no_digit(columns):
 
 
 def test_too_few_rows_and_other_evaluations_are_refused():
-    with pytest.raises(DataError, match="the table has 2 rows; at least 3 are needed for this model"):
+    with pytest.raises(DataError, match="the table has 2 rows that count; at least 3 are needed for this model"):
         TableData.of(model(), table(2))
     data = TableData.of(model(), table())
     with pytest.raises(ModelError, match="a table is evaluated by ClosedForm or Drawn; got PaperTopics"):
@@ -167,7 +167,7 @@ def test_transport_completes_rows_only_where_there_are_gaps():
     stages = {}
     for name, data in (("gaps", table), ("complete", complete)):
         result = otp.fit(chain_model(), data, method=FEW_POINTS, seed=3)
-        assert result.notes == ()
+        assert [note for note in result.notes if not note.startswith("the transport cost is")] == []
         stages[name] = [stage.name for stage in result.stages]
     assert "completed rows" in stages["gaps"]
     assert "completed rows" not in stages["complete"]

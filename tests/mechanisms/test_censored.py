@@ -184,7 +184,13 @@ def test_ends_are_read_alike_from_frames_mappings_and_arrays(times):
     high = times["time"].where(times["seen"], np.inf)
     ends = pd.arrays.IntervalArray.from_arrays(times["time"], high)
     both = np.stack([times["time"], high], 1)
-    told = (pd.DataFrame({"t.0": both[:, 0], "t.1": both[:, 1]}), {"t": both}, {"t": ends}, {"t": pd.Series(ends)}, both)
+    told = (
+        pd.DataFrame({"t.0": both[:, 0], "t.1": both[:, 1]}),
+        {"t": both},
+        {"t": ends},
+        {"t": pd.Series(ends)},
+        both,
+    )
     models = [otp.Model(otp.Graph([], nodes=["t"]), {"t": m.Exponential(censored=True)}) for _ in told]
     losses = {otp.fit(model, rows).loss for model, rows in zip(models, told, strict=True)}
     assert len(losses) == 1
@@ -198,4 +204,3 @@ def test_a_number_may_stand_for_the_two_ends_of_what_is_known(times):
     pd.testing.assert_series_equal(one, two)
     with pytest.raises(ModelError, match=r"values must be at least two: .* \(2 cells each\); got \(0, 1\)"):
         model.effect("t", "x")
-

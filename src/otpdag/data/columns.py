@@ -96,6 +96,7 @@ def as_frame(data: Any) -> pd.DataFrame:
     """
     table = known_table(data)
     if isinstance(table, Mapping):
+        _check_aligned(table)
         try:
             table = pd.DataFrame({name: to_numpy(column) for name, column in table.items()})
         except ValueError as error:
@@ -104,6 +105,18 @@ def as_frame(data: Any) -> pd.DataFrame:
         raise DataError(f"data must be a DataFrame or a dictionary of columns; got {type(data).__name__}")
     _check_once(table, table.columns)
     return table
+
+
+def _check_aligned(data: Mapping[str, Any]) -> None:
+    """Refuse series of one length whose indexes differ: by their places, other rows would come together."""
+    series = {name: column for name, column in data.items() if isinstance(column, pd.Series)}
+    for name, column in series.items():
+        first, known = next(iter(series.items()))
+        if len(column) == len(known) and not column.index.equals(known.index):
+            raise DataError(
+                f"data[{name!r}] has another index than data[{first!r}]: a DataFrame of both brings rows together by "
+                "their index, and to_numpy() of each takes them in their order"
+            )
 
 
 def _check_once(frame: pd.DataFrame, names: Iterable[Any]) -> None:
@@ -161,6 +174,7 @@ def _with_ends(frame: pd.DataFrame, columns: Mapping[str, Column]) -> pd.DataFra
 
 def _from_mapping(data: Mapping[str, Any], columns: Mapping[str, Column]) -> pd.DataFrame:
     """Entries are nodes with all of their cells, or single cells; others are left out."""
+    _check_aligned(data)
     blocks: dict[str, pd.DataFrame] = {}
     for node, column in columns.items():
         if node in data:
@@ -418,6 +432,7 @@ def as_numbers(series: pd.Series[Any], where: str, expected: str) -> Floats:
     present = series.dropna()
     if pd.api.types.infer_dtype(present, skipna=True) not in _NUMERIC_KINDS:
         odd = np.isnan(_parsed(present))  # one odd cell makes a column of a file text
+        odd = odd if odd.any() else np.array([isinstance(cell, str) for cell in present])
         place = int(np.flatnonzero(series.notna())[odd.argmax()])
         odd_value = as_label(series.iloc[place])
         raise DataError(f"{where} must hold {expected}; found {odd_value!r} in row {place}")

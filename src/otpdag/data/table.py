@@ -279,7 +279,7 @@ def read_cells(
             check_seen(frame.columns, node, column, known)
     least = 1 if partial else least
     if len(frame) < least:
-        raise DataError(f"data must have at least {least} rows; got {len(frame)}")
+        raise DataError(f"data must have at least {least} row{'s' * (least > 1)}; got {len(frame)}")
     weight = read_weights(weights, len(frame))
     bound = largest or (np.inf if partial else LARGEST)
     cells = {node: _checked_cells(frame, node, read[node], partial=partial, largest=bound) for node in read}

@@ -205,7 +205,7 @@ def check_rows(structure: Structure, rows: int) -> None:
     """Refuse fewer rows than a node has slopes and other parameters."""
     needed = structure.rows_needed
     if rows <= needed:
-        raise DataError(f"the table has {rows} rows; at least {needed + 1} are needed for this model")
+        raise DataError(f"the table has {rows} rows that count; at least {needed + 1} are needed for this model")
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -272,7 +272,11 @@ class TableData(DataKind):
         schema = Schema.of(model.spaces, model.graph, table)
         least = min(2, structure.rows_needed + 1)
         cells = read_cells(table, schema, hidden=model.graph.hidden, weights=weights, least=least)
-        check_rows(structure, cells.rows)
+        if len(cells.weight) > 1:
+            raise DataError(
+                f"weights must have one entry for each of the {cells.rows} rows; got shape {cells.weight.shape}"
+            )
+        check_rows(structure, int((cells.weight > 0).sum()))
         structure.check_given({node: torch.from_numpy(~np.isnan(cells.numbers[node])) for node in structure.given})
         discrete = all(structure.mechanisms[node].space.is_discrete for node in structure.graph.observed)
         order = canonical_order(_by_content(cells), cells.rows)

@@ -160,7 +160,8 @@ def fit(
             searcher = replace(searcher, journal=journal)
         with _breakdowns_named():
             layout, ended, kept = _searched(kind, plan, searcher)
-        status = replace(_status(ended, plan.method, monitor), approximate=bool(ended.problem.notes()))
+        status = _status(ended, plan.method, monitor, has_checkpoint=checkpoint is not None)
+        status = replace(status, approximate=bool(ended.problem.notes()))
         _check_end(layout, ended)
         kind.adopt(layout, ended)
     notes = [] if bool(ended.failed[0]) else kind.notes(ended)
@@ -294,7 +295,7 @@ def _check_end(layout: Layout, ended: SearchResult) -> None:
             raise ModelError(f"the fit failed: no finite parameters of node {node!r} were found; {FAILURE_ADVICE}")
 
 
-def _status(ended: SearchResult, method: Method, monitor: Monitor) -> Status:
+def _status(ended: SearchResult, method: Method, monitor: Monitor, *, has_checkpoint: bool) -> Status:
     cause, steps = monitor.stopping.cause, sum(len(stage.losses) for stage in monitor.stages)
     unknown = cause is Cause.TIME  # it ended before the loss was summed
     if bool(ended.failed[0]) or not (unknown or bool(torch.isfinite(ended.loss[0]))):
@@ -303,12 +304,12 @@ def _status(ended: SearchResult, method: Method, monitor: Monitor) -> Status:
     if bool(ended.converged[0]):
         stochastic = method.optimiser.is_stochastic
         return Status(True, "the smoothed loss stopped falling" if stochastic else "the loss stopped changing")
-    so_far = f"after {steps} steps; these are the best parameters so far"
+    so_far = f"after {steps} steps; these are the {'best parameters so far' if steps else 'starting values'}"
     if cause is Cause.INTERRUPT:
         return Status(False, f"{cause.value} {so_far}", interrupted=True)
     if cause is Cause.TIME:
         reached = f"the time limit of {monitor.stopping.seconds:g} s was reached {so_far}"
-        return Status(False, reached, "allow more time, or go on from a checkpoint")
+        return Status(False, reached, "allow more time" + ", or go on from the checkpoint" * has_checkpoint)
     if cause is Cause.CALLBACK:
         return Status(False, f"{cause.value} after {len(monitor.history)} steps")
     return Status(False, f"the loss was still falling after {ended.steps} steps", "allow more steps in the method")

@@ -66,7 +66,7 @@ def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor
         node: A hidden node, or one with missing cells.
 
     Raises:
-        ModelError: The node is no category, or some row leaves it out because nothing seen depends on it.
+        ModelError: The node is no category, or no state explains some row, or it leaves the node out.
     """
     family = next(f for f in layout.families if f.node == node)
     if not family.categories[-1]:
@@ -83,8 +83,8 @@ def state_probabilities(naturals: Naturals, layout: Layout, node: str) -> Tensor
     left_out = torch.nonzero(probabilities.sum(-1) < 0.5)[:, 0]
     if len(left_out):
         raise ModelError(
-            f"node {node!r} is unknown in row {int(left_out[0])} and nothing seen there depends on it: lay the rows "
-            f"out with keep=({node!r},)"
+            f"no state of node {node!r} explains what row {int(left_out[0])} shows: its density is 0 under each, or "
+            f"the rows were laid out without keep=({node!r},)"
         )
     return probabilities
 
