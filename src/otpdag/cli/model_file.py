@@ -15,6 +15,7 @@ Nodes that are not listed get a mechanism by the type of their column. An edge w
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import re
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, Literal, NoReturn, cast
 
 import numpy as np
 import pandas as pd
@@ -361,13 +362,16 @@ def _field_type(name: str, annotation: str) -> Any:
         return Annotated[Any, BeforeValidator(_read_setting), WithJsonSchema({"$anchor": "setting"})]
     if "Space" in annotation:
         return Annotated[Any, BeforeValidator(_read_space), WithJsonSchema({"$anchor": "space"})]
+    annotation = annotation.removesuffix(" | None")  # null is not written
+    if choices := re.fullmatch(r"(?:typing\.)?Literal(\[.*\])", annotation):
+        return Literal[tuple(ast.literal_eval(choices[1]))]
     whole = Annotated[StrictInt, Field(le=2**62), WithJsonSchema({"type": "integer"})]  # what torch can hold
     size = Annotated[StrictInt, Field(le=MOST_COORDINATES)]
     units = Annotated[StrictInt, Field(ge=1, le=10_000)]  # of a layer of a network
     layers = Annotated[list[units], Field(max_length=32), AfterValidator(_check_layers)]
     of_size = name in ("dim", "size", "categories", "positions")  # how many coordinates a node has
     plain = {"int": size if of_size else whole, "bool": StrictBool, "str": StrictStr, "float": float}
-    return (plain | {"Sequence[int]": layers}).get(annotation.removesuffix(" | None"), Any)  # null is not written
+    return (plain | {"Sequence[int]": layers}).get(annotation, Any)
 
 
 # --- messages ---------------------------------------------------------------------------------------------

@@ -459,6 +459,7 @@ class _Rules:
         few_rows: With fewer nothing can be said of ids.
         scale: So many levels from one on may be answers on a scale.
         skewed: A third moment, of standardised numbers above zero, beyond which their logarithms are looked at.
+        below_zero: A share of the normal distribution with the mean and spread of numbers none of which is negative.
         share_of_text: Up to so many cells may be text in a column of numbers.
     """
 
@@ -471,6 +472,7 @@ class _Rules:
     few_rows: int = 20
     scale: int = 5
     skewed: float = 1.5
+    below_zero: float = 0.1
     share_of_text: float = 0.2
 
 
@@ -759,9 +761,14 @@ def _doubt_of_real(numbers: Floats, distinct: Floats) -> str:
     zeros = float((numbers == 0).mean())
     if distinct[0] >= 0 and zeros >= 0.25 and len(numbers) >= _RULES.few_rows:
         return f"{zeros:.0%} are zero: no normal column"
-    skewed = distinct[0] > 0 and len(numbers) >= _RULES.few_rows and _skewness(numbers) > _RULES.skewed
-    if skewed and abs(_skewness(np.log(numbers))) < 0.5 * _skewness(numbers):
-        return "a long tail to the right, as of areas, incomes and populations: m.LogNormal() or m.Gamma()?"
+    if distinct[0] >= 0 and len(numbers) >= _RULES.few_rows:
+        above = numbers[numbers > 0]
+        instead = "m.LogNormal() or m.Gamma()" if distinct[0] > 0 else "as there are zeros, np.log1p of the column"
+        if _skewness(above) > _RULES.skewed and abs(_skewness(np.log(above))) < _skewness(above):
+            return f"a long tail to the right, as of areas, incomes and populations: {instead}?"
+        below = float(special.ndtr(-numbers.mean() / numbers.std()))
+        if below > _RULES.below_zero:
+            return f"a normal column would have {below:.0%} below zero, this one has none: {instead}?"
     return ""
 
 
