@@ -1,11 +1,21 @@
 """Fixtures for all tests."""
 
+import gc
 import os
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("MPLBACKEND", "Agg")  # no test opens a window
+gc.disable()  # until all tests are collected: what is imported stays, and was gone through again and again
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Look for garbage from here on, but among what tests make alone: modules and tests are there to the end."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
