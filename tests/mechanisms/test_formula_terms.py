@@ -10,6 +10,7 @@ import pytest
 import statsmodels.formula.api as smf
 import torch
 from scipy.interpolate import CubicSpline
+from statsmodels.genmod.families import Binomial
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -56,11 +57,12 @@ def fitted(table: pd.DataFrame, node: str, mechanism: m.Mechanism, *parents: str
         (m.Normal, "price ~ 0 + C(season) + load:C(season)", "load season"),
         (m.Poisson, "count ~ load * C(season)", "load season time"),
         (m.Bernoulli, "won ~ load + C(season)", "load season"),
+        (m.Bernoulli, "won ~ load + C(season)", "load season time"),
     ],
 )
 def test_estimates_and_errors_are_those_of_statsmodels(table, mechanism, formula, parents):
     node = formula.split()[0]
-    exposed = " + offset(log(time))" if mechanism is m.Poisson else ""
+    exposed = " + offset(log(time))" if "time" in parents else ""
     result = fitted(table, node, mechanism(terms=formula + exposed), *parents.split())
     match mechanism:
         case m.Normal:
@@ -68,7 +70,8 @@ def test_estimates_and_errors_are_those_of_statsmodels(table, mechanism, formula
         case m.Poisson:
             other = smf.poisson(formula, table, offset=np.log(table["time"])).fit(disp=0, tol=1e-10)
         case _:
-            other = smf.logit(formula, table).fit(disp=0, tol=1e-10)
+            known = np.log(table["time"]) if exposed else None
+            other = smf.glm(formula, table, family=Binomial(), offset=known).fit(tol=1e-12)
     names = [re.sub(r"C\((\w+)\)\[(?:T\.)?(\w+)\]", r"\1=\2", name) for name in other.params.index]
     own = result.standard_errors().query("node == @node and parameter != 'scale' and note != 'reference'")
     own = own[own["std_error"].notna()]

@@ -102,6 +102,13 @@ class Shares(Predicted):
     def on_setup(self) -> None:
         """Choose between a table and a logit."""
         super().on_setup()
+        terms = self.predictor.terms
+        if terms is not None and terms.offsets:
+            if self.dim > 2:
+                raise ModelError(
+                    f"node {self.family.node!r}: an offset is of the log-odds of two categories; there are {self.dim}"
+                )
+            self.predictor = replace(self.predictor, contrast=(-0.5, 0.5))
         self.form = self.form_of_parents()
         for name in self.forms:
             if name != self.form and getattr(self, name) is not None:

@@ -148,6 +148,7 @@ class Predictor:
 
     Attributes:
         bent: Precision (inputs, inputs) of the prior by which curves are smooth.
+        contrast: How often an offset counts in each of the ``dim`` numbers; once where left out.
         most_rows: Of a table: more configurations than any data could tell apart.
     """
 
@@ -162,6 +163,7 @@ class Predictor:
     no_level: bool = False
     terms: Terms | None = None
     bent: Tensor | None = None
+    contrast: tuple[float, ...] = (1.0,)
 
     most_rows: ClassVar[int] = 20_000
 
@@ -205,6 +207,10 @@ class Predictor:
             return self.terms(parents) if self.inputs else None
         return numeric(self.family, parents)
 
+    def offset(self, parents: Parents) -> Tensor:
+        """What is known of the prediction: (R, ..., 1), or (R, ..., dim) where it counts differently."""
+        return torch.tensor(self.contrast) * (0.0 if self.terms is None else self.terms.offset(parents))
+
     def parameters(self) -> dict[str, Parameter]:
         """Intercept table, slopes, and the network's layers."""
         units = self.units
@@ -246,7 +252,7 @@ class Predictor:
             return self
         from otpdag.mechanisms.smoothing import penalty_of  # only nodes with such priors pay for it
 
-        offset = 0.0 if self.terms is None else self.terms.offset(parents)
+        offset = times * self.offset(parents)
         return replace(self, bent=times * penalty_of(values, target, weight, offset, bends, link))
 
     def _bends(self) -> list[tuple[slice, Tensor]]:
@@ -313,7 +319,7 @@ class Predictor:
         if self.network:
             return out + apply_mlp(params, self._network_inputs(parents, values), "network.")
         if self.terms is not None:
-            out = out + self.terms.offset(parents)
+            out = out + self.offset(parents)
         if LINE in parents:
             out = out + parents[LINE]
         return out if values is None else out + apply_linear(values, params["weight"])
@@ -344,9 +350,7 @@ class Predictor:
         config = self.configurations(parents)
         config = target.new_ones(len(target), 1) if config is None else config
         values = None if self.network else self.features(parents)
-        offset, known = torch.zeros_like(target[:1]), given.get(self.name)
-        if self.terms is not None:
-            offset = offset + self.terms.offset(parents)
+        offset, known = torch.zeros_like(target[:1]) + self.offset(parents), given.get(self.name)
         if values is None:
             alone = known is None
             return {self.name: fit(config, config[:, :0], target, weight, offset)[0] if alone else given[self.name]}
