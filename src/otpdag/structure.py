@@ -23,6 +23,7 @@ from otpdag.spaces import Count, Discrete, Interval, Real, Space
 
 Theta = Mapping[str, Tensor]
 Naturals = Mapping[str, Mapping[str, Tensor]]
+Entry = tuple[str, str, int]
 
 MOST_IN_TABLES = 1 << 22  # parameters by joint states of parents: 32 MB for each of a few copies
 
@@ -37,12 +38,14 @@ class Structure:
     with lagged parents has a second mechanism, ``z[0]``, without them: it makes the first steps of a sequence.
 
     Attributes:
+        equal: Single entries that are those of others: node, parameter and place of both.
         counts_priors: Whether a loss has the priors of parameters in it; not where it is one of many parts of another.
     """
 
     graph: Graph
     mechanisms: Mapping[str, Mechanism]
     keys: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    equal: tuple[tuple[Entry, Entry], ...] = ()
     counts_priors: bool = True
 
     @classmethod
@@ -81,14 +84,24 @@ class Structure:
         """Compute the keys of the learned parameters; ties share a key and must agree in shape."""
         keys: dict[str, dict[str, str]] = {}
         shapes: dict[str, tuple[str, Parameter]] = {}
+        entries: dict[str, list[Entry]] = {}
         for node, mechanism in self.mechanisms.items():
             keys[node] = {}
             for name, parameter in mechanism.declared().items():
                 if parameter.learned:
                     key = f"tie.{parameter.setting.name}" if isinstance(parameter.setting, Tied) else f"{node}.{name}"
+                    if isinstance(parameter.setting, Tied) and math.prod(parameter.shape) == 1 and key not in shapes:
+                        entries.setdefault(parameter.setting.name, []).insert(0, (node, name, 0))
                     _check_tie(key, node, parameter, shapes)
                     keys[node][name] = key
-        return replace(self, keys=keys)
+                    for place, tie in parameter.setting.ties if isinstance(parameter.setting, Fixed) else ():
+                        entries.setdefault(tie, []).append((node, name, place))
+        for tie in entries:
+            node, parameter = shapes.get(f"tie.{tie}", ("", Parameter(())))
+            if math.prod(parameter.shape) > 1:
+                raise ModelError(f"tie {tie!r} is of a single slope and of {parameter.shape} numbers of node {node!r}")
+        equal = tuple((other, first) for first, *others in entries.values() for other in others)
+        return replace(self, keys=keys, equal=equal)
 
     def with_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> Structure:
         """The same graph with re-scaled mechanisms."""
@@ -115,10 +128,15 @@ class Structure:
     def naturals(self, theta: Theta) -> dict[str, dict[str, Tensor]]:
         """Natural parameters of every node."""
         anchor = next(iter(theta.values()), None)
+        raws = {node: {name: theta[key] for name, key in self.keys[node].items()} for node in self.mechanisms}
+        for (node, name, place), (first, its, at) in self.equal:
+            one, other = (self.mechanisms[owner].declared()[own] for owner, own in ((node, name), (first, its)))
+            entries = one.natural(raws[node][name]).flatten(1).clone()
+            entries[:, place] = other.natural(raws[first][its]).flatten(1)[:, at]
+            raws[node][name] = one.raw(entries.unflatten(1, one.shape))
         by_node = {}
-        for node, mechanism in self.mechanisms.items():
-            raw = {name: theta[key] for name, key in self.keys[node].items()}
-            natural = mechanism.natural(raw)
+        for node, raw in raws.items():
+            natural = self.mechanisms[node].natural(raw)
             if anchor is not None and not raw:
                 natural = {name: value.to(anchor) for name, value in natural.items()}
             by_node[node] = natural
@@ -249,7 +267,7 @@ class Structure:
     def ties_parameters(self) -> bool:
         """Whether two nodes share a parameter."""
         keys = [key for names in self.keys.values() for key in names.values()]
-        return len(keys) != len(set(keys))
+        return bool(self.equal) or len(keys) != len(set(keys))
 
     @property
     def given(self) -> tuple[str, ...]:

@@ -447,7 +447,7 @@ def free_parameters(structure: Structure) -> int:
     14
     """
     counted: set[str] = set()
-    total = 0
+    total = -len(structure.equal)
     for node, names in structure.keys.items():
         mechanism = structure.mechanisms[node]
         declared = mechanism.declared()

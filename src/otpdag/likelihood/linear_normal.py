@@ -398,6 +398,7 @@ def structural_equations(
     total = sum(place.size for place in at.values())
     is_positive, floor = np.zeros(total, dtype=bool), np.zeros(total)
     entries: list[tuple[NDArray[np.generic], ...]] = []
+    first, begun = 0, dict[tuple[str, str], int]()
     for node, mechanism in structure.mechanisms.items():
         assert isinstance(mechanism, Normal), "the route is for normal nodes"
         own = np.array([number[node, cell] for cell in range(mechanism.dim)])
@@ -413,12 +414,16 @@ def structural_equations(
                 given = parameter.constant(node, name).numpy()
                 origin, unit = np.where(np.isnan(given), origin, given), np.where(np.isnan(given), unit, 0.0)
             many, dim = parameter.shape[0], len(own)
+            begun[node, name], first = first, first + many * dim
             column, origin, unit, cell = (
                 np.broadcast_to(one, (many, dim)).ravel() for one in (column, origin, unit, own)
             )
             entries.append((column, origin, unit, *_place(mechanism, name, cell, np.repeat(above, dim), len(cells))))
     column, origin, unit, place, row, moved_by, times, centre = map(np.concatenate, zip(*entries, strict=True))
     by_parameter = unit[:, None] * (column[:, None] == np.arange(total))
+    for pair in structure.equal:
+        one, other = (begun[node, name] + within for node, name, within in pair)
+        origin[one], by_parameter[one] = origin[other], by_parameter[other]
     return StructuralEquations(
         is_positive, floor, origin, by_parameter, place, row, moved_by, times, centre, shift, shown, second
     )

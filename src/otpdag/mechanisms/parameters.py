@@ -6,7 +6,7 @@ By its axes tables name a parameter's numbers, and labels can be exchanged. File
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
@@ -156,9 +156,13 @@ class Fixed:
     """A parameter held at ``value``; a plain number or array given to a mechanism means this.
 
     Of slopes some may be held and others learned: the value of these is NaN.
+
+    Attributes:
+        ties: Places of learned entries, with the names that they share with entries elsewhere.
     """
 
     value: ArrayLike
+    ties: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ def start(value: ArrayLike) -> Start:
 
 
 def tie(name: str) -> Tied:
-    """Share one parameter between nodes: ``m.Normal(scale=otp.tie("sigma"))``."""
+    """Share one parameter between nodes: ``m.Normal(scale=otp.tie("sigma"))``, or a slope: ``weight=[otp.tie("k"), 1]``."""
     if not isinstance(name, str) or not name:
         raise ModelError(f"a tie must have a name; got {name!r:.60}")
     return Tied(name)
@@ -287,7 +291,11 @@ def as_setting(value: object) -> Setting:
     if isinstance(value, str) and value.lstrip().startswith("~"):
         return Formula(value)
     try:
-        return Fixed(np.asarray(value, dtype=float))
+        entries = np.array(value, dtype=object) if isinstance(value, list | tuple) else np.empty(0)
+        ties = tuple((place, one.name) for place, one in enumerate(entries.flat) if isinstance(one, Tied))
+        for place, _ in ties:
+            entries.flat[place] = np.nan
+        return Fixed(np.asarray(entries if ties else value, dtype=float), ties)
     except (TypeError, ValueError, OverflowError):
         raise ModelError(
             f"a parameter must be numbers, otp.start(...), otp.tie(...) or a prior; got {value!r:.60}"
@@ -303,7 +311,7 @@ class Parameter:
     zero. A tied parameter ignores them: nodes that share a raw tensor must share the natural value.
 
     Attributes:
-        in_part: Whether single entries may be given, the others NaN.
+        in_part: Whether single entries may be given or tied, the others NaN.
         bent: Precision (rows, rows) of a normal prior of each column, for instance of how a curve bends.
         most_spread: Entries over which a single given number is spread out: 32 MB.
     """
@@ -329,6 +337,10 @@ class Parameter:
             if self.support is not REAL:
                 raise ModelError(f"otp.between is for any real number; the parameter must be {self.support.name}")
             object.__setattr__(self, "support", Between(self.setting.low, self.setting.high))
+        if isinstance(self.setting, Fixed) and self.setting.ties:
+            size = np.size(self.setting.value)
+            if not self.in_part or size != prod(self.shape):
+                raise ModelError(f"entries can be tied of slopes, all of which are told: {prod(self.shape)}; got {size}")
         if isinstance(self.setting, Formula):
             raise ModelError(f"a parameter must be numbers here, not the formula {self.setting.text!r:.60}")
         if isinstance(self.setting, Ridge | PseudoCounts) and self.setting.support is not self.support:
@@ -363,10 +375,14 @@ class Parameter:
     @property
     def is_given_in_part(self) -> bool:
         """Whether some of its entries are fixed and others learned."""
-        if not self.in_part or not isinstance(self.setting, Fixed):
-            return False
-        unknown = np.isnan(np.asarray(self.setting.value, dtype=float))
-        return bool(unknown.any() and not unknown.all())
+        return self.in_part and isinstance(self.setting, Fixed) and bool(np.isnan(self.setting.value).any())
+
+    @property
+    def ties(self) -> tuple[tuple[int, str], ...]:
+        """Places of entries that are shared, and their names."""
+        if isinstance(self.setting, Tied):
+            return tuple((place, self.setting.name) for place in range(prod(self.shape)))
+        return self.setting.ties if isinstance(self.setting, Fixed) else ()
 
     def fixed_entries(self) -> NDArray[np.bool_]:
         """Which entries are held at a given value, in the parameter's shape."""
@@ -526,7 +542,7 @@ class Axis:
 FUNCTION = {"function": True}  # stands for code, which is never saved
 # by what a file calls them: the class of a setting, and what makes one of its fields
 _SETTINGS: dict[str, tuple[Any, Callable[..., Setting]]] = {
-    "fixed": (Fixed, lambda value: Fixed(np.asarray(value, dtype=float))),
+    "fixed": (Fixed, lambda value: as_setting(decode(value))),
     "start": (Start, lambda value: Start(np.asarray(value, dtype=float))),
     "tied": (Tied, tie),
     "between": (Bounded, between),
@@ -545,6 +561,11 @@ def encode(value: Any, owner: type, name: str) -> Any:
             called = next(one for one, (kind, _) in _SETTINGS.items() if isinstance(value, kind))
             held = [np.asarray(value.value, dtype=float).tolist()] if isinstance(value, Fixed | Start) else None
             held = _without_nan([*vars(value).values()] if held is None else held)
+            if isinstance(value, Fixed) and value.ties:
+                entries = np.array(value.value, dtype=object)
+                for place, tied in value.ties:
+                    entries.flat[place] = {"tied": tied}
+                held = _without_nan([entries.tolist()])
             return {called: held if len(held) > 1 else held[0]}
         case Space():
             sizes = value.spec()
@@ -573,7 +594,7 @@ def decode(value: Any) -> Any:
         case dict() if len(value) == 1 and next(iter(value)) in _SETTINGS:
             ((called, held),) = value.items()
             kind, made = _SETTINGS[called]
-            return made(*held) if len(fields(kind)) > 1 else made(held)
+            return made(*held) if kind in (Bounded, Ridge) else made(held)
         case {"space": str(item), **sizes} if item in Space.kinds:
             return space_from({"kind": item, **{str(key): size for key, size in sizes.items()}})
         case list():

@@ -483,7 +483,9 @@ def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool
     for name, parameter in mechanism.declared().items():
         if not isinstance(parameter.setting, Fixed | Tied):
             continue
-        held = torch.as_tensor(parameter.fixed_entries() | isinstance(parameter.setting, Tied))
+        held = torch.as_tensor(parameter.fixed_entries()).flatten()
+        held[[place for place, _ in parameter.ties]] = True
+        held = held.reshape(parameter.shape)
         if not torch.allclose(after[name][:, held], before[name][:, held]):
             return False
     return True
