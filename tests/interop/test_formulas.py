@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.api as sm
 
 import otpdag as otp
-from otpdag.interop import formula_estimates, from_formulas
+from otpdag.interop import by_group, formula_estimates, from_formulas
 from otpdag.interop.formulas import givers_and_takers
 
 
@@ -284,8 +285,7 @@ def test_what_nothing_explains_is_correlated_unless_it_is_said_not_to_be(wellbei
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("f =~ a + c(k, l)*b", "groups, 'c\\(k, l\\)', are not read"),
-        ("y ~ k*x\nz ~ k*x + w", "coefficients can be equal where they are the only ones"),
+        ("f =~ a + c(k, l)*b", "says something of 2 groups; there are 1"),
         ("f =~ a + b\ng =~ c + d\ng ~~ 1*g\nf ~~ 1*f", "free its first loading"),
         ("y ~ a*x\nd := a*q", "of labels; there are 'a'"),
         ("y ~ a*x\nd := a*__import__('os')", "must be sums, products"),
@@ -299,3 +299,99 @@ def test_what_cannot_be_said_is_named(text, words):
     table = pd.DataFrame(np.random.default_rng(0).normal(size=(50, 5)), columns=list("xyzwa"))
     with pytest.raises(otp.ModelError, match=words):
         formula_estimates(otp.fit(from_formulas(text, table), table[["x", "y"]], seed=0), text)
+
+
+def test_slopes_with_one_label_are_equal_beside_others():
+    """By least squares, whose scales are those at the estimate."""
+    rng = np.random.default_rng(641)
+    table = pd.DataFrame(rng.normal(size=(200, 3)), columns=["x", "w", "y"])
+    table["y"] += table["x"] + 0.5 * table["w"]
+    table["z"] = 3 * rng.normal(size=200) + 0.8 * table["x"] - table["w"]
+    text = "y ~ k*x + w\nz ~ k*x + w\ny ~~ 0*z"
+    result = otp.fit(from_formulas(text, table), table)
+    found = formula_estimates(result, text, errors="information").set_index(["left", "right"])
+    assert found.loc[("y", "x"), "estimate"] == found.loc[("z", "x"), "estimate"]
+    design = sm.add_constant(table[["x", "w"]]).to_numpy()
+    stacked = np.zeros((400, 5))  # the slope of x, then level and slope of w of each
+    stacked[:200, [1, 0, 2]] = stacked[200:, [3, 0, 4]] = design
+    weight = np.repeat([1 / found.loc[(node, node), "estimate"] for node in "yz"], 200)
+    solved = sm.WLS(np.concatenate([table["y"], table["z"]]), stacked, weight).fit(scale=1.0)
+    assert found.loc[("y", "x"), "estimate"] == pytest.approx(solved.params[0], abs=1e-6)
+    assert found.loc[("z", "w"), "estimate"] == pytest.approx(solved.params[4], abs=1e-6)
+    assert found.loc[("y", "x"), "std_error"] == pytest.approx(solved.bse[0], rel=0.01)
+
+
+LOADINGS = "visual =~ x1 + a*x2 + b*x3\ntextual =~ x4 + c*x5 + d*x6\nspeed =~ x7 + e*x8 + f*x9"
+LEVELS = "\n".join(
+    [f"x{i} ~ i{i}*1" for i in range(1, 10)] + [f"{f} ~ c(0, NA)*1" for f in ("visual", "textual", "speed")]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "degrees", "chi_square", "aic"),
+    [
+        (THREE_FACTORS.replace("x1 ~ 1", ""), 48, 115.851, 7484.4),
+        (LOADINGS, 54, 124.044, 7480.6),
+        (f"{LOADINGS}\n{LEVELS}", 60, 164.103, 7508.6),
+    ],
+)
+def test_groups_are_those_of_lavaan(text, degrees, chi_square, aic):
+    """Chi-squares, and what equal loadings and intercepts leave of means, as published (tutorial, section 7)."""
+    pupils = (
+        pytest.importorskip("semopy.examples")
+        .holzinger39.get_data()
+        .drop(columns=["id", "sex", "ageyr", "agemo", "grade"])
+    )
+    pupils["school"] = pd.Categorical(pupils["school"], ["Pasteur", "Grant-White"])
+    table = by_group(pupils, "school")
+    result = otp.fit(from_formulas(text, pupils, group="school"), table, seed=0)
+    indices = result.fit_indices()
+    assert indices is not None
+    assert indices.degrees == degrees
+    assert indices.chi_square == pytest.approx(chi_square, abs=6e-4)
+    assert result.model.aic(table) == pytest.approx(aic, abs=0.06)
+    if degrees == 48:
+        assert (indices.cfi, indices.rmsea) == (pytest.approx(0.923, abs=6e-4), pytest.approx(0.097, abs=6e-4))
+    if degrees == 60:
+        found = formula_estimates(result, text).set_index(["left", "operator", "right"])
+        for line, estimate, error in [
+            (("visual[Pasteur]", "=~", "x2[Pasteur]"), 0.576, 0.101),
+            (("textual[Grant-White]", "~1", ""), 0.576, 0.117),
+            (("speed[Grant-White]", "~1", ""), -0.177, 0.090),
+        ]:
+            assert found.loc[line, "estimate"] == pytest.approx(estimate, abs=6e-4)
+            assert found.loc[line, "std_error"] == pytest.approx(error, abs=6e-4)
+
+
+def test_groups_apart_and_alike_are_fits_apart_and_of_all():
+    """Free numbers are those of two fits, equal ones those of all rows with their own means and variances."""
+    rng = np.random.default_rng(642)
+    table = pd.DataFrame({"x": rng.normal(size=300), "school": rng.choice(["a", "b"], 300)})
+    table["y"] = 1 + table["x"] * np.where(table["school"] == "a", 0.5, 0.7) + rng.normal(size=300)
+    wide = by_group(table, "school")
+    free = otp.fit(from_formulas("y ~ x", table, group="school"), wide)
+    for name, part in table.groupby("school"):
+        line = sm.OLS(part["y"], sm.add_constant(part["x"])).fit()
+        assert float(free.model.params()[f"y[{name}]"]["weight"][0]) == pytest.approx(line.params["x"], abs=1e-6)
+    text = "y ~ k*x\ny ~ l*1\ny ~~ v*y"
+    line = sm.OLS(table["y"], sm.add_constant(table["x"])).fit()
+    same = formula_estimates(otp.fit(from_formulas(text, table, group="school"), wide), text).set_index(
+        ["left", "operator"]
+    )
+    assert same.loc[("y[a]", "~"), "estimate"] == pytest.approx(line.params["x"], abs=1e-6)
+    assert same.loc[("y[b]", "~1"), "estimate"] == pytest.approx(line.params["const"], abs=1e-6)
+    assert same.loc[("y[b]", "~~"), "estimate"] == pytest.approx(line.ssr / 300, rel=1e-6)
+    assert same.loc[("y[b]", "~"), "std_error"] == pytest.approx(line.bse["x"] * np.sqrt(298 / 300), rel=1e-4)
+
+
+def test_the_mean_of_a_factor_does_not_move_the_given_one_of_another():
+    text = "f =~ 1*a + b\ng =~ 1*c + d\na ~ 0*1\nf ~ 1"
+    with pytest.raises(otp.ModelError, match="the noise of the factor 'f' cannot be told"):
+        from_formulas(text)
+
+
+def test_a_table_without_groups_is_refused():
+    with pytest.raises(otp.DataError, match="group must be a column"):
+        by_group({"x": [1.0], "school": [None]}, "school")
+    with pytest.raises(otp.ModelError, match="needs data="):
+        from_formulas("y ~ x", group="school")

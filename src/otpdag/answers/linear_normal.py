@@ -11,6 +11,7 @@ columns have length one (Jennrich, 2002).
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -113,7 +114,9 @@ def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
         return None
     rows = _Rows.of(fitted, batch)
     size, total = len(rows.shift), float(rows.second[..., -1, -1].sum())
-    degrees = size * (size + 3) // 2 - free_parameters(fitted.structure)
+    together = rows.together[np.tril_indices(size, -1)]  # of other pairs nothing is told
+    base_degrees = int(together.sum())
+    degrees = 2 * size + base_degrees - free_parameters(fitted.structure)
     if degrees <= 0 or not rows.has_density():
         return None
     at = [moments.cells.index(cell) for cell in rows.groups.cells]
@@ -122,9 +125,8 @@ def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
     free = rows.best(mean, np.diag(variance))
     best, apart = rows.log_density(*free), rows.log_density(mean, np.diag(variance))
     spread = np.sqrt(np.diag(free[1]))
-    missed = ((free[1] - moments.covariance[np.ix_(at, at)]) / np.outer(spread, spread))[np.tril_indices(size)]
+    missed = ((free[1] - moments.covariance[np.ix_(at, at)]) / np.outer(spread, spread))[np.tril(rows.together)]
     statistic, baseline = 2 * (best - own), 2 * (best - apart)
-    base_degrees = size * (size - 1) // 2
     excess, base_excess = max(statistic - degrees, 0.0), max(baseline - base_degrees, statistic - degrees, 0.0)
     ratio = baseline / base_degrees if base_degrees else 1.0
     return FitIndices(
@@ -133,7 +135,7 @@ def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
         p_value=float(special.chdtrc(degrees, statistic)),
         cfi=1 - excess / base_excess if base_excess else 1.0,
         tli=(ratio - statistic / degrees) / (ratio - 1) if ratio > 1 else 1.0,
-        rmsea=float(np.sqrt(excess / (degrees * total))),
+        rmsea=float(np.sqrt(len(rows.blocks) * excess / (degrees * total))),  # of several groups by Steiger (1998)
         srmr=float(np.sqrt(np.mean(missed**2))),
     )
 
@@ -157,17 +159,34 @@ class _Rows:
         shift = np.array([centre_of(structure, batch, node, cell) for node, cell in groups.cells])
         return cls(groups, shift, groups.second_moments(batch, shift)[:1])
 
+    @cached_property
+    def together(self) -> NDArray[np.bool_]:
+        """Which pairs of cells (D, D) some row shows."""
+        return np.asarray((self.groups.shown[:, :, None] & self.groups.shown[:, None]).any(0))
+
+    @cached_property
+    def blocks(self) -> list[NDArray[np.int64]]:
+        """Cells that rows connect: those of all columns, or of each group of a model of several groups."""
+        reach = self.together
+        for _ in range(len(reach).bit_length()):
+            reach = reach @ reach
+        return [np.flatnonzero(own) for own in np.unique(reach, axis=0)]
+
     def has_density(self, least: float = 1e-10) -> bool:
         """Whether columns vary and none follows from the others, or else the best likelihood is infinite.
 
         They do by the smallest eigenvalue of their correlations in complete rows.
         """
-        complete = np.flatnonzero(self.groups.shown.all(-1))
-        if not len(complete) or self.second[0, complete[0], -1, -1] <= len(self.shift):
+        return all(self._block_has_density(block, least) for block in self.blocks)
+
+    def _block_has_density(self, block: NDArray[np.int64], least: float) -> bool:
+        complete = np.flatnonzero(self.groups.shown[:, block].all(-1))
+        if not len(complete) or self.second[0, complete[0], -1, -1] <= len(block):
             return False
         average = self.second[0, complete[0]] / self.second[0, complete[0], -1, -1]
-        covariance = average[:-1, :-1] - np.outer(average[:-1, -1], average[:-1, -1])
-        variance, squares = np.diag(covariance), np.diag(average)[:-1]
+        own = average[np.ix_(block, block)]
+        covariance = own - np.outer(average[block, -1], average[block, -1])
+        variance, squares = np.diag(covariance), np.diag(own)
         if not (variance > least * squares).all():
             return False
         return bool(np.linalg.eigvalsh(covariance / np.sqrt(np.outer(variance, variance))).min() > least)

@@ -14,5 +14,6 @@ from otpdag.interop.estimands import to_y0 as to_y0
 from otpdag.interop.fitted_estimators import from_hmmlearn as from_hmmlearn
 from otpdag.interop.fitted_estimators import from_sklearn_mixture as from_sklearn_mixture
 from otpdag.interop.fitted_estimators import to_arviz as to_arviz
+from otpdag.interop.formulas import by_group as by_group
 from otpdag.interop.formulas import formula_estimates as formula_estimates
 from otpdag.interop.formulas import from_formulas as from_formulas

@@ -14,9 +14,11 @@ the delta method.
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import combinations
 from typing import Any, Literal
 
@@ -35,9 +37,10 @@ from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.likelihood.linear_normal import MomentProblem
 from otpdag.mechanisms import Normal
-from otpdag.mechanisms.parameters import start, tie
+from otpdag.mechanisms.parameters import Tied, start, tie
 from otpdag.mechanisms.terms import FUNCTIONS, evaluated, is_computable, names_in, parsed
 from otpdag.model import Model
+from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem
 from otpdag.structure import Naturals
 
@@ -86,6 +89,7 @@ def givers_and_takers(
 
 
 _NAME = re.compile(r"[A-Za-z_.][A-Za-z0-9_.]*")
+_BY_GROUP = re.compile(r"c\(([^()]*)\)\s*\*\s*(.*)")
 _OPERATOR = re.compile(r"=~|~~|:=|~")
 Line = tuple[str, str, str]  # left side, operator and right side of a number: `("f", "=~", "a")`, `("a", "~1", "")`
 
@@ -149,8 +153,50 @@ class Formulas:
             given |= {edge: given[equal[0]]} if equal else {}
         return replace(self, pairs=[*self.pairs, *more], coefficients=given)
 
+    def renamed(self, level: str) -> Formulas:
+        """The same of one group, whose nodes are called ``x[level]``."""
 
-def from_formulas(text: str, data: Any = None, *, std_lv: bool = False) -> Model:
+        def called(one: Any) -> Any:
+            if isinstance(one, str):
+                return f"{one}[{level}]" if _NAME.fullmatch(one) else one
+            return type(one)(map(called, one)) if isinstance(one, tuple | list | set | frozenset) else one
+
+        named: dict[str, Any] = {
+            name: {called(line): one for line, one in own.items()} if isinstance(own, dict) else called(own)
+            for name, own in vars(self).items()
+        }
+        return Formulas(**named | {"definitions": self.definitions})
+
+    @classmethod
+    def of(cls, text: str, levels: Sequence[str], std_lv: bool) -> Formulas:
+        """What formulas say of each group of rows, or of all rows where there are none."""
+        if not levels:
+            return read_formulas(text).completed(std_lv)
+        each = (
+            read_formulas(text, group, len(levels)).completed(std_lv).renamed(level)
+            for group, level in enumerate(levels)
+        )
+        parts = zip(*(vars(one).values() for one in each), strict=True)
+        return cls(*(reduce(operator.add if isinstance(own[0], list) else operator.or_, own) for own in parts))
+
+
+def by_group(data: Any, group: str) -> pd.DataFrame:
+    """The table that a model of several groups is fitted to: columns ``x[a]``, ``x[b]``, each empty in others' rows.
+
+    >>> by_group({"x": [1.0, 2.0], "school": ["b", "a"]}, "school")
+       x[a]  x[b]
+    0   NaN   1.0
+    1   2.0   NaN
+    """
+    table = as_frame(data)
+    if group not in table or table[group].isna().any():
+        raise DataError(f"group must be a column that says of each row which group it is in; got {group!r}")
+    code = pd.Categorical(table[group])
+    rows = table.drop(columns=group).reset_index(drop=True)
+    return pd.concat([rows[code == one].add_suffix(f"[{one}]") for one in code.categories], axis=1).sort_index()
+
+
+def from_formulas(text: str, data: Any = None, *, std_lv: bool = False, group: str | None = None) -> Model:
     """A linear normal model from formulas, one a line, which mean what they mean to lavaan's ``sem``.
 
     - ``factor =~ a + b + c``: the hidden ``factor`` is measured by ``a``, ``b`` and ``c``;
@@ -171,6 +217,8 @@ def from_formulas(text: str, data: Any = None, *, std_lv: bool = False) -> Model
         data: The table that the model is for; needed where errors are correlated, for what is left of the scale of
             ``a`` is a thousandth of its column's spread.
         std_lv: Whether factors have variance one, in place of a first loading of one.
+        group: A column of ``data``, of which each category (in pandas' order, or sorted) has a model of its own; it is
+            fitted to ``by_group(data, group)``. ``c(a, b)*x`` says of each group what ``a*x`` says of all.
 
     Raises:
         ModelError: A line is no formula, or says what a directed graph cannot: the message names the line.
@@ -187,7 +235,13 @@ def from_formulas(text: str, data: Any = None, *, std_lv: bool = False) -> Model
       physics: Normal <- skill
       hours: Normal
     """
-    formulas = read_formulas(text).completed(std_lv)
+    levels: Sequence[str] = ()
+    if group is not None:
+        if data is None:
+            raise ModelError(f"a model of each group needs data=, whose column {group!r} says which there are")
+        data = by_group(data, group)
+        levels = list(dict.fromkeys(str(name).rpartition("[")[2][:-1] for name in data.columns))
+    formulas = Formulas.of(text, levels, std_lv)
     arrows, in_circles = givers_and_takers(formulas.pairs, [n for n in formulas.nodes if not formulas.parents(n)])
     _check_units(formulas, {taker for _, taker in arrows})
     noises: dict[str, str] = {}
@@ -232,6 +286,11 @@ def _check_units(formulas: Formulas, takers: Collection[str]) -> None:
 def _stands_for_its_noise(giver: str, taker: str, formulas: Formulas, arrows: list[tuple[str, str]]) -> bool:
     """Whether a node is its own noise as far as another is concerned: nothing else comes to the other through it."""
     takes = [other for other, node in arrows if node == giver]
+    moved = giver not in formulas.factors or formulas.intercepts.get(giver, 0.0) != 0.0
+    levelled = taker in formulas.factors or taker in formulas.intercepts
+    free = taker in formulas.intercepts and formulas.intercepts[taker] is None
+    if moved and levelled and (not free or formulas.shared((taker, "~1", ""))):
+        return False  # its mean would move a level that is given
     return not formulas.parents(giver) and all((other, taker) in arrows for other in takes)
 
 
@@ -271,6 +330,8 @@ def _mechanism(
     elif equal is not None and scale is None:
         scale = tie(f"label {equal}")
     level: Any = formulas.intercepts.get(node)
+    if (named := formulas.shared((node, "~1", ""))) is not None and level is None:
+        level = tie(f"label {named}")
     if node not in graph.hidden:
         return Normal(loc=level, weight=_weights(graph, node, formulas), scale=scale)
     if scale is None:
@@ -283,25 +344,20 @@ def _mechanism(
 
 
 def _weights(graph: Graph, node: str, formulas: Formulas) -> Any:
-    """Coefficients that are given, the others NaN; or what is shared; None where all are free."""
-    parents = graph.parents(node)
-    given = [formulas.coefficients.get((parent, node), math.nan) for parent in parents]
-    shared = [formulas.shared(formulas.line_of((parent, node))) for parent in parents]
-    if not any(name and math.isnan(value) for name, value in zip(shared, given, strict=True)):
-        return given if not all(map(math.isnan, given)) else None
-    if len(parents) > 1:
-        raise ModelError(
-            f"{node!r} has several coefficients, one of which, {next(filter(None, shared))!r}, is equal to another: "
-            "coefficients can be equal where they are the only ones of their nodes"
-        )
-    return tie(f"label {shared[0]}")
+    """Coefficients: given, shared with others, or NaN; None where all are free."""
+    weights: list[Any] = [formulas.coefficients.get((parent, node), math.nan) for parent in graph.parents(node)]
+    for at, parent in enumerate(graph.parents(node)):
+        label = formulas.shared(formulas.line_of((parent, node)))
+        if label is not None and math.isnan(weights[at]):
+            weights[at] = tie(f"label {label}")
+    return weights if any(isinstance(one, Tied) or not math.isnan(one) for one in weights) else None
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_formulas(text: str) -> Formulas:
-    """What the lines of a text say."""
+def read_formulas(text: str, group: int = 0, groups: int = 1) -> Formulas:
+    """What the lines of a text say, of one of several groups."""
     if not isinstance(text, str):
         raise ModelError(f"text must hold formulas; got {type(text).__name__}")
     formulas = Formulas()
@@ -313,7 +369,8 @@ def read_formulas(text: str) -> Formulas:
             formulas.definitions[left] = right
             continue
         for part in right.split("+"):
-            name, value, label = _term(part.strip(), where)
+            part = _of_group(part.strip(), group, groups, where)
+            name, value, label = _term(part, where)
             if sign == "~" and name == "1":
                 formulas.intercepts[left] = value
                 line = (left, "~1", "")
@@ -356,7 +413,7 @@ def _read_edge(formulas: Formulas, edge: tuple[str, str], part: str, value: floa
     formulas.edges.append(edge)
     if value is not None:
         formulas.coefficients[edge] = value
-    if part.strip().startswith("NA"):
+    if re.match(r"NA\s*\*", part):
         formulas.freed.add(edge)
 
 
@@ -386,6 +443,17 @@ def _parts(formula: str, where: str) -> tuple[str, str, str]:
     return left, operators[0], right
 
 
+def _of_group(text: str, group: int, groups: int, where: str) -> str:
+    """A term of one group: of ``c(a, b)*x`` that with its own number or label."""
+    found = _BY_GROUP.fullmatch(text)
+    if found is None:
+        return text
+    each = [one.strip() for one in found[1].split(",")]
+    if len(each) != groups:
+        raise ModelError(f"{where}: {text!r} says something of {len(each)} groups; there are {groups} (group=)")
+    return f"{each[group]}*{found[2]}"
+
+
 def _term(text: str, where: str) -> tuple[str, float | None, str | None]:
     """A name, with the number or the label before it: ``0.5*x``, ``k*x``; ``NA*x`` says that there is none."""
     given, times, name = (part.strip() for part in text.rpartition("*"))
@@ -393,8 +461,6 @@ def _term(text: str, where: str) -> tuple[str, float | None, str | None]:
         raise ModelError(f"{where}: {name!r} is no name of a column")
     if not times or given == "NA":
         return name, None, None
-    if given.startswith("c("):
-        raise ModelError(f"{where}: groups, {given!r}, are not read: fit them one by one, or make the group a parent")
     try:
         value = float(given)
     except ValueError:
@@ -425,7 +491,8 @@ def formula_estimates(
     Raises:
         ModelError: The model is not that of the text.
     """
-    formulas = read_formulas(text).completed(True)
+    levels = _levels(text, result.model.graph)
+    formulas = Formulas.of(text, levels, True)
     absent = [node for node in formulas.nodes if node not in result.model.graph]
     if absent:
         raise ModelError(f"the model has no node {absent[0]!r}, which the formulas name")
@@ -433,7 +500,11 @@ def formula_estimates(
     if problem is None or errors == "bootstrap":
         raise ModelError("the table of formulas needs a fit by likelihood, and errors by 'information' or 'sandwich'")
     point = point_of(result.model.fitted, problem.shapes)
-    if errors == "expected" and isinstance(problem, MomentProblem) and len(problem.equations.shown) == 1:
+    if (
+        errors == "expected"
+        and isinstance(problem, MomentProblem)
+        and len(problem.equations.shown) == max(len(levels), 1)
+    ):
         scored = problem.equations.scored(point.numpy())  # of rows that show the same
         slope = torch.from_numpy(scored.slope[0])
         expected = torch.outer(slope, slope) * torch.from_numpy(scored.information[0])
@@ -444,7 +515,8 @@ def formula_estimates(
     def listed(flat: Tensor) -> Tensor:
         return _numbers(formulas, problem, problem.naturals(flat.unsqueeze(0)))
 
-    slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
+    with bounded_threads(0):  # these matrices are small
+        slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
     error = delta_errors(slopes, information.covariance).numpy()
     free = slopes.abs().amax(-1).numpy() > 1e-9  # what is given moves by rounding only
     lines = [*_lines(formulas), *((name, ":=", how) for name, how in formulas.definitions.items())]
@@ -456,6 +528,13 @@ def formula_estimates(
     table["lower"] = table["estimate"] - reach * table["std_error"]
     table["upper"] = table["estimate"] + reach * table["std_error"]
     return table
+
+
+def _levels(text: str, graph: Graph) -> list[str]:
+    """The groups of a model of several, by what the first node of the formulas is called."""
+    lines = (_parts(formula, formula) for _, formula in _statements(text))
+    first = next((f"{left}[" for left, sign, _ in lines if sign != ":="), "[")
+    return [node[len(first) : -1] for node in graph.nodes if node.startswith(first)]
 
 
 def _lines(formulas: Formulas) -> list[Line]:
@@ -493,12 +572,14 @@ def _numbers(formulas: Formulas, problem: Problem, naturals: Naturals) -> Tensor
         for node in graph.nodes
     ]
     units = torch.stack(unit)
+    levels = torch.stack([naturals[node]["loc"][0, 0, 0] for node in graph.nodes])
+    levels = (identity - said) @ torch.linalg.solve(identity - arrows, levels) * units
     said, noise = units.unsqueeze(1) * said / units, units.unsqueeze(1) * noise * units
     values = []
     for left, sign, right in _lines(formulas):
         parent, child = (left, right) if sign == "=~" else (right, left)
         if sign == "~1":
-            values.append(naturals[left]["loc"][0, 0, 0] * units[place[left]])
+            values.append(levels[place[left]])
         else:
             values.append((noise if sign == "~~" else said)[place[child], place[parent]])
     labelled = {

@@ -243,7 +243,7 @@ def start(value: ArrayLike) -> Start:
 
 
 def tie(name: str) -> Tied:
-    """Share one parameter between nodes: ``m.Normal(scale=otp.tie("sigma"))``, or a slope: ``weight=[otp.tie("k"), 1]``."""
+    """Share a parameter between nodes, ``m.Normal(scale=otp.tie("s"))``, or a slope, ``weight=[otp.tie("k"), 1]``."""
     if not isinstance(name, str) or not name:
         raise ModelError(f"a tie must have a name; got {name!r:.60}")
     return Tied(name)
@@ -340,7 +340,9 @@ class Parameter:
         if isinstance(self.setting, Fixed) and self.setting.ties:
             size = np.size(self.setting.value)
             if not self.in_part or size != prod(self.shape):
-                raise ModelError(f"entries can be tied of slopes, all of which are told: {prod(self.shape)}; got {size}")
+                raise ModelError(
+                    f"entries can be tied of slopes, all of which are told: {prod(self.shape)}; got {size}"
+                )
         if isinstance(self.setting, Formula):
             raise ModelError(f"a parameter must be numbers here, not the formula {self.setting.text!r:.60}")
         if isinstance(self.setting, Ridge | PseudoCounts) and self.setting.support is not self.support:
@@ -375,7 +377,10 @@ class Parameter:
     @property
     def is_given_in_part(self) -> bool:
         """Whether some of its entries are fixed and others learned."""
-        return self.in_part and isinstance(self.setting, Fixed) and bool(np.isnan(self.setting.value).any())
+        if not self.in_part or not isinstance(self.setting, Fixed):
+            return False
+        unknown = np.isnan(np.asarray(self.setting.value, dtype=float))
+        return bool(self.setting.ties) or bool(unknown.any() and not unknown.all())
 
     @property
     def ties(self) -> tuple[tuple[int, str], ...]:

@@ -1,0 +1,86 @@
+"""Slopes that single entries tie: estimates and errors beside statsmodels, whatever sums the rows, files, refusals."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import statsmodels.api as sm
+
+import otpdag as otp
+from otpdag import mechanisms as m
+
+GRAPH = otp.Graph([("x", "y"), ("z", "y"), ("x", "w"), ("z", "w")])
+TIED = [otp.tie("k"), math.nan]
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(4455)
+    x, z = rng.normal(3, 1, 300), rng.normal(2, 3, 300)
+    columns = {"y": rng.poisson(np.exp(-1 + 0.5 * x - 0.1 * z)), "w": rng.poisson(np.exp(-1.5 + 0.5 * x + 0.2 * z))}
+    return pd.DataFrame({"x": x, "z": z, **columns})
+
+
+def model(kind: type[m.Mechanism], **weights: object) -> otp.Model:
+    nodes = {name: kind(weight=weights.get(name)) for name in "yw"}  # type: ignore[call-arg]
+    return otp.Model(GRAPH, {"x": m.Normal(), "z": m.Normal(), **nodes})
+
+
+def test_equal_slopes_of_counts_are_those_of_one_regression(table):
+    result = otp.fit(model(m.Poisson, y=TIED, w=TIED), table)
+    design = np.zeros((600, 5))
+    design[:300, :3] = sm.add_constant(table[["x", "z"]])
+    design[300:, [3, 1, 4]] = sm.add_constant(table[["x", "z"]])
+    other = sm.GLM(np.concatenate([table["y"], table["w"]]), design, family=sm.families.Poisson()).fit(tol=1e-12)
+    found = result.standard_errors().set_index(["node", "at"])
+    for node, at, place in [("y", "x", 1), ("w", "x", 1), ("y", "z", 2), ("w", "z", 4), ("y", "", 0), ("w", "", 3)]:
+        assert found.loc[(node, at), "estimate"] == pytest.approx(other.params[place], abs=1e-5)
+        assert found.loc[(node, at), "std_error"] == pytest.approx(other.bse[place], rel=1e-4)
+    free = otp.fit(model(m.Poisson), table)
+    assert free.model.n_parameters == result.model.n_parameters + 1
+    assert free.model.log_likelihood(table) > result.model.log_likelihood(table)
+
+
+def test_equal_slopes_of_normal_nodes_are_weighted_least_squares(table):
+    """Of normal nodes by moments; also where one of two ties is a whole parameter."""
+    numbers = table.assign(w=3.0 * table["w"])
+    result = otp.fit(model(m.Normal, y=TIED, w=TIED), numbers)
+    params = result.model.params()
+    assert params["y"]["weight"][0] == params["w"]["weight"][0]
+    design = np.zeros((600, 5))
+    design[:300, :3] = sm.add_constant(table[["x", "z"]])
+    design[300:, [3, 1, 4]] = sm.add_constant(table[["x", "z"]])
+    weight = np.repeat([1 / float(params[node]["scale"]) ** 2 for node in "yw"], 300)
+    other = sm.WLS(np.concatenate([numbers["y"], numbers["w"]]), design, weight).fit()
+    np.testing.assert_allclose(params["y"]["weight"], other.params[1:3], atol=1e-5)
+    np.testing.assert_allclose(params["w"]["weight"], other.params[[1, 4]], atol=1e-5)
+    mixed = {"y": m.Normal(weight=otp.tie("k")), "w": m.Normal(weight=TIED), "x": m.Normal(), "z": m.Normal()}
+    graph = otp.Graph([("x", "y"), ("x", "w"), ("z", "w")])
+    mixed_model = otp.fit(otp.Model(graph, mixed), numbers).model
+    assert mixed_model.params()["y"]["weight"][0] == mixed_model.params()["w"]["weight"][0]
+    assert mixed_model.n_parameters == 10
+
+
+def test_files_and_resampling_keep_what_is_tied(table, tmp_path):
+    result = otp.fit(model(m.Poisson, y=TIED, w=[otp.tie("k"), 0.1]), table)
+    result.model.save(tmp_path / "model.otp")
+    again = otp.load(tmp_path / "model.otp")
+    assert again.log_likelihood(table) == result.model.log_likelihood(table)
+    assert again.n_parameters == result.model.n_parameters == 8
+    anew = otp.fit(otp.Model(again.graph, again.mechanisms), table).model.params()
+    assert anew["y"]["weight"][0] == anew["w"]["weight"][0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ({"y": m.Normal(weight=[otp.tie("k")])}, "all of which are told: 2; got 1"),
+        ({"y": m.Normal(weight=TIED), "w": m.Normal(weight=otp.tie("k"))}, "is of a single slope and of \\(2, 1\\)"),
+        ({"y": m.Normal(scale=[otp.tie("k")])}, "entries can be tied of slopes"),
+    ],
+)
+def test_what_cannot_be_tied_is_named(nodes, words):
+    every = {"x": m.Normal(), "z": m.Normal(), "y": m.Normal(), "w": m.Normal()}
+    with pytest.raises(otp.ModelError, match=words):
+        otp.Model(GRAPH, every | nodes)
