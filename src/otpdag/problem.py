@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,16 +112,38 @@ def differences(
     return (ahead - behind) / (2 * step)
 
 
-def curvature(loss: Callable[[Tensor], Tensor | LossTerms], point: Tensor, *, at_once: int = 16) -> Tensor:
+def curvature(
+    loss: Callable[[Tensor], Tensor | LossTerms], point: Tensor, *, at_once: int = 16, joined: Tensor | None = None
+) -> Tensor:
     """Second derivatives (P, P) of a loss at a point (1, P): differences of its gradients, so many at a time.
+
+    Coordinates move together that bend nothing in common (Curtis, Powell and Reid, 1974), where it is known which pairs
+    are ``joined`` (P, P).
 
     >>> curvature(lambda x: (x**2 * torch.tensor([1.0, 2.0])).sum(-1), torch.ones(1, 2).double()).round()
     tensor([[2., 0.],
             [0., 4.]], dtype=torch.float64)
     """
-    moves = torch.eye(point.shape[1]).to(point)
-    bent = differences(lambda at: loss_and_gradient(loss, at)[1], point, moves, at_once=at_once)
+    joined = torch.ones(point.shape[1], point.shape[1], dtype=torch.bool) if joined is None else joined
+    group = apart(joined.float() @ joined.float() > 0)
+    moves = (group.unique().unsqueeze(1) == group).to(point)
+    bent = differences(lambda at: loss_and_gradient(loss, at)[1], point, moves, at_once=at_once)[group]
+    bent = bent.where(joined.to(point.device), 0.0)
     return 0.5 * (bent + bent.mT)
+
+
+def apart(clash: Tensor) -> Tensor:
+    """A few groups (N,) such that no two of a group clash (N, N): each joins the first that it may.
+
+    >>> apart(torch.tensor([[True, True, False], [True, True, False], [False, False, True]]))
+    tensor([0, 1, 0])
+    """
+    group = np.full(len(clash), -1)
+    for number, own in enumerate(clash.numpy()):
+        taken = np.zeros(len(clash) + 1, dtype=bool)
+        taken[group[own]] = True  # the last place stands for those in no group yet
+        group[number] = taken[:-1].argmin()
+    return torch.from_numpy(group)
 
 
 def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[str, Held]]:

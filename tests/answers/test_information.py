@@ -7,6 +7,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag import problem as problems
 from otpdag.answers import notes
 from otpdag.answers.notes import flat_directions, point_of, row_information
 from otpdag.answers.standard_errors import Information, information_at, likelihood_of_rows
@@ -76,6 +77,21 @@ def solved(edges, mechanisms, table, hidden=()):
     result = otp.fit(model, table, seed=0)
     raw = result.problem.structure.raw(model.fitted.naturals)
     return result.problem, pack({key: raw[key] for key in result.problem.shapes})
+
+
+@pytest.mark.parametrize(("gaps", "most"), [(0.0, 3), (0.04, 13)])
+def test_second_derivatives_of_a_chain_are_those_of_all_coordinates_one_by_one(gaps, most, monkeypatch):
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({f"x{at}": rng.poisson(3.0, 300) if at % 3 == 2 else rng.normal(size=300) for at in range(6)})
+    table = table.mask(rng.random(table.shape) < gaps)
+    nodes = {name: m.Poisson() if name in ("x2", "x5") else m.Normal() for name in table}
+    problem, point = solved([(f"x{at}", f"x{at + 1}") for at in range(5)], nodes, table)
+    known = 300 * curvature(problem.laid_out_for(point).loss, point)
+    moves, differences = [], problems.differences
+    asked = lambda evaluate, at, moved, **how: moves.append(len(moved)) or differences(evaluate, at, moved, **how)  # noqa: E731
+    monkeypatch.setattr(problems, "differences", asked)
+    torch.testing.assert_close(information_at(problem, point).matrix, known, rtol=1e-5, atol=1e-4)
+    assert moves[0] <= most < point.shape[1]
 
 
 def test_information_of_a_normal_column_is_the_textbooks():

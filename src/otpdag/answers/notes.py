@@ -369,7 +369,7 @@ def _parameter(fitted: Fitted, name: ParameterName) -> str:
     return f"{text} where {_configuration(fitted, mechanism, index[0])}" if rows > 1 else text
 
 
-def flat_directions(problem: Units, point: Tensor, rows: int = 400) -> list[FlatDirection]:
+def flat_directions(problem: Units, point: Tensor) -> list[FlatDirection]:
     """Moves at a minimum (1, P) that the data do not notice, and the parameters that they change.
 
     None of a problem that is too large to be checked, or that has no derivative there.
@@ -377,19 +377,18 @@ def flat_directions(problem: Units, point: Tensor, rows: int = 400) -> list[Flat
     Args:
         problem: What was minimised, as a mean over rows.
         point: Its minimum.
-        rows: Rows on which directions are looked for; those that are directions are tried on all.
     """
     asked, found = vars(problem).get("asked_flat", (None, []))  # kept with it: notes and standard errors ask the same
     if asked is None or not torch.equal(asked, point):
         found = []
         with suppress(ModelError, RuntimeError):  # a density without a derivative there
-            if _can_be_checked(problem, rows):
-                found = _flat_directions(problem, point.to(problem.weight), rows)
+            if _can_be_checked(problem):
+                found = _flat_directions(problem, point.to(problem.weight))
         vars(problem)["asked_flat"] = point, found
     return found
 
 
-def _can_be_checked(problem: Units, rows: int, parameters: int = 120, work: int = 2_000_000) -> bool:
+def _can_be_checked(problem: Units, rows: int = 400, parameters: int = 120, work: int = 2_000_000) -> bool:
     """Whether a check takes no longer than most fits: so many parameters, and rows times points times parameters."""
     size = sum(math.prod(shape) for shape in problem.shapes.values())
     if not 0 < size <= parameters or any(".network." in key or ".module." in key for key in problem.shapes):
@@ -397,8 +396,8 @@ def _can_be_checked(problem: Units, rows: int, parameters: int = 120, work: int 
     return min(problem.rows, rows) * problem.pace.points_per_row * size <= work
 
 
-def _flat_directions(problem: Units, point: Tensor, rows: int, largest_error: float = 5.0) -> list[FlatDirection]:
-    """A standard error of so many spreads is none."""
+def _flat_directions(problem: Units, point: Tensor, rows: int = 400, largest_error: float = 5.0) -> list[FlatDirection]:
+    """Directions are looked for on so many rows and tried on all; a standard error of so many spreads is none."""
     total = float(problem.weight.sum())
     if total < 2 * point.shape[1]:
         return []  # too few rows to tell what is flat from what they lack

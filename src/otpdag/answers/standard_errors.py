@@ -25,7 +25,8 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats takes as long to import as pandas
+from scipy import sparse, special  # scipy.stats takes as long to import as pandas
+from scipy.sparse import csgraph
 from torch import Tensor
 
 from otpdag.answers.notes import flat_directions, point_of
@@ -39,9 +40,9 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Between, Parameter
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem, RowObjective, Units, curvature, differences
+from otpdag.problem import Problem, RowObjective, TableRows, Units, apart, curvature, differences
 from otpdag.settings import ClosedForm, Objective
-from otpdag.structure import Structure, pack, unpack
+from otpdag.structure import Structure, pack, parameter_places, unpack
 from otpdag.tables import estimates
 
 Errors = Literal["information", "sandwich", "bootstrap"]
@@ -92,8 +93,7 @@ class Information:
         most = own.max().clamp(min=1e-300)
         # raw coordinates are of order one: a curvature of one tells something even beside that of a constant column
         unit = torch.where(own > (self.smallest * most).clamp(max=1.0), own, most).rsqrt()
-        values, vectors = torch.linalg.eigh(unit.unsqueeze(0) * self.matrix * unit.unsqueeze(1))
-        return unit, values, vectors
+        return unit, *_eigen(unit.unsqueeze(0) * self.matrix * unit.unsqueeze(1))
 
     @property
     def flat(self) -> Tensor:
@@ -119,8 +119,8 @@ class Information:
     @property
     def is_of_maximum(self) -> bool:
         """Whether the likelihood rises in no direction."""
-        values = torch.linalg.eigvalsh(self.matrix)
-        return len(values) == 0 or bool(values[0] > -1e-4 * values[-1].abs().clamp(min=1e-300))
+        values, _ = _eigen(self.matrix)
+        return len(values) == 0 or bool(values.min() > -1e-4 * values.max().abs().clamp(min=1e-300))
 
     @cached_property
     def covariance(self) -> Tensor:
@@ -143,6 +143,16 @@ class Information:
         flat, size = self.flat, slopes.norm(dim=-1)
         along = (slopes @ flat).norm(dim=-1) if flat.shape[1] else torch.zeros_like(size)
         return ((along > max(least, min(self.blur, most)) * size) | (size == 0)).numpy()
+
+
+def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (P,) and eigenvectors of a symmetric matrix (P, P), of each of its blocks alone, in no order."""
+    values, vectors = torch.zeros_like(matrix.diagonal()), torch.zeros_like(matrix)
+    many, block = csgraph.connected_components(matrix.numpy() != 0, directed=False)
+    for number in range(many):
+        own = torch.from_numpy(np.flatnonzero(block == number))
+        values[own], vectors[own.unsqueeze(1), own] = torch.linalg.eigh(matrix[own][:, own])
+    return values, vectors
 
 
 def likely_points(problem: Units, point: Tensor, known: Information, draws: int, seed: int) -> Tensor:
@@ -185,12 +195,46 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
             "supported: use errors='bootstrap'"
         )
     with bounded_threads(problem.rows):
-        second = problem.unit_mass.sum() * curvature(problem.laid_out_for(point).loss, point)
+        joined = _joined(problem) if isinstance(problem, TableRows) else None
+        second = problem.unit_mass.sum() * curvature(problem.laid_out_for(point).loss, point, joined=joined)
         moves = _flat_moves(problem, point)
     if not bool(torch.isfinite(second).all()):
         raise ModelError("the likelihood has no finite second derivative at the estimate")
     robust = errors == "sandwich" or not problem.is_likelihood
     return Information(second, _unit_slopes(problem, point) if robust else None).without(moves)
+
+
+def _owners(problem: Problem) -> Tensor:
+    """Which raw parameters are of which node's mechanism (P, nodes)."""
+    places, keys = parameter_places(problem.shapes), problem.structure.keys.values()
+    owners = torch.zeros(sum(place.numel() for place in places.values()), len(keys), dtype=torch.bool)
+    for number, own in enumerate(keys):
+        for key in own.values():
+            owners[places[key].flatten(), number] = True
+    return owners
+
+
+def _joined(problem: TableRows) -> Tensor:
+    """Which pairs of raw parameters (P, P) have a second derivative: of nodes that what a row does not show joins.
+
+    In a complete table each node's parameters stand alone. A node is explained by its family, and families that read
+    the same unknown of a row belong together, and so do those that they read others with.
+    """
+    graph, nodes, seen = problem.structure.graph, list(problem.structure.mechanisms), problem.batch.mask
+    hidden = torch.ones(problem.rows, dtype=torch.bool)
+    unknown = torch.stack([~seen[node][0].all(-1).cpu() if node in seen else hidden for node in nodes]).numpy()
+    patterns = unknown[:, np.unique(np.packbits(unknown, 0), axis=1, return_index=True)[1]]
+    families = [(node, *graph.parents(node)) for node in nodes]
+    family, read = np.nonzero([[node in own for node in nodes] for own in families])
+    edge, pattern = np.nonzero(patterns[read])
+    size, many = len(nodes), patterns.shape[1]
+    # vertices: the families of each pattern, then its unknowns
+    ends = family[edge] * many + pattern, (size + read[edge]) * many + pattern
+    edges = sparse.coo_array((np.ones(len(edge)), ends), shape=(2 * size * many, 2 * size * many))
+    piece = csgraph.connected_components(edges, directed=False)[1][: size * many]
+    member = sparse.coo_array((np.ones(len(piece)), (piece, np.arange(len(piece)) // many))).tocsr()
+    owners = _owners(problem).float()
+    return owners @ torch.from_numpy((member.T @ member).toarray()).float() @ owners.T > 0
 
 
 def likelihood_of_rows(fitted: Fitted, batch: Batch | SequenceBatch) -> Problem:
@@ -247,9 +291,8 @@ def standard_errors(
         shown = described(fitted, problem, points).values()
         return torch.cat([value.reshape(len(points), value[0].numel()) for value in shown], 1)
 
-    slopes = slopes_of(numbers, point)
-    if len(slopes) != len(table):
-        raise RuntimeError("a parameter has no slope")
+    place = {node: at for at, node in enumerate(problem.structure.mechanisms)}
+    slopes = slopes_of(numbers, point, _owners(problem).T[[place[node] for node in table["node"]]])
     named = zip(table["node"], table["parameter"], strict=True)
     parameters = [fitted.structure.mechanisms[str(node)].declared().get(str(name)) for node, name in named]
     largest = slopes.abs().amax(-1) if slopes.numel() else slopes.new_zeros(len(slopes))
@@ -266,19 +309,21 @@ def standard_errors(
     return table, information.is_of_maximum
 
 
-def slopes_of(numbers: Callable[[Tensor], Tensor], point: Tensor, most: int = 400) -> Tensor:
-    """Slopes (M, P) at a point (1, P) of numbers that points (R, P) have (R, M): a replica for each, in one pass.
+def slopes_of(numbers: Callable[[Tensor], Tensor], point: Tensor, moved: Tensor, most: int = 400) -> Tensor:
+    """Slopes (M, P) at a point (1, P) of numbers that points (R, P) have (R, M), of which these (M, P) may be others.
 
-    >>> slopes_of(lambda x: x**2, torch.tensor([[1.0, 3.0]]))
+    Numbers that no parameter moves together share a replica; all take one pass.
+
+    >>> slopes_of(lambda x: x**2, torch.tensor([[1.0, 3.0]]), torch.eye(2).bool())
     tensor([[2., 0.],
             [0., 6.]])
     """
-    made, size = [point[:0]], numbers(point).shape[1]
-    for own in torch.arange(size).split(most):
+    made, group = [point[:0]], apart(moved.float() @ moved.float().T > 0)
+    for own in group.unique().split(most):
         leaf = point.detach().expand(len(own), -1).clone().requires_grad_()
-        value = numbers(leaf)[torch.arange(len(own)), own].sum()
+        value = numbers(leaf)[own.unsqueeze(1) == group].sum()
         made += torch.autograd.grad(value, leaf) if value.requires_grad else [torch.zeros_like(leaf)]
-    return torch.cat(made)
+    return torch.cat(made)[group].where(moved, 0.0)
 
 
 def _add_one_sided(
