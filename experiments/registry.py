@@ -17,9 +17,10 @@ import importlib
 import json
 import pkgutil
 import platform
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
@@ -31,7 +32,7 @@ from rich.text import Text
 
 from otpdag.cli.console import FolderForce, RunSeed, check_folder, note_written, out, plain_table, say, warn
 from otpdag.errors import DataError, ModelError, printable
-from otpdag.files import make_folder, replacing, write_bytes
+from otpdag.files import make_folder, only_writer, replacing, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 EVERY = "*"
 ABOUT = "run.json"
+KINDS = {"experiment": str, "scale": str, "command": str, "versions": dict, "parts": list, "begun": int}
 HEAD = (
     "# Results\n\n"
     "Drawn by `otpdag reproduce all --from results` from the data in `results/`, without running anything. Figures\n"
@@ -66,7 +68,8 @@ class Scale(StrEnum):
 class Run:
     """What an experiment is told: where results go, the seed, its size, and whether to go on with an earlier run.
 
-    ``resume`` allows to use the parts that an interrupted run left in the folder; ``only`` is a pattern of the names of
+    ``resume`` allows to use what an interrupted run left in the folder since it had ``begun``, in whole seconds of the
+    epoch, for what is older is another run's that it wrote over; ``only`` is a pattern of the names of
     those parts that are made now if they are not there; ``jobs`` is how many are made at a time (-1: one for each core,
     or whatever the workers are that joblib has been told of).
     """
@@ -77,6 +80,11 @@ class Run:
     resume: bool = False
     only: str = EVERY
     jobs: int = 1
+    begun: int = 0
+
+    def has(self, path: Path) -> bool:
+        """Whether a file is there that this run made before it was interrupted."""
+        return self.resume and path.is_file() and path.stat().st_mtime >= self.begun
 
     @property
     def quick(self) -> bool:
@@ -88,15 +96,15 @@ class Run:
 
         A part that ``only`` leaves out is empty, so that the others can be put together without it.
         """
-        from pandas import DataFrame, read_csv  # not needed by those who only ask for help
+        from pandas import DataFrame  # not needed by those who only ask for help
 
         path = self.folder / "parts" / f"{name}.csv"
-        if not (self.resume and path.is_file()):
+        if not self.has(path):
             if not fnmatchcase(name, self.only):
                 return DataFrame()
             path.parent.mkdir(exist_ok=True)
             self.write(f"parts/{name}.csv", make())
-        return read_csv(path)
+        return _read_rows(path)
 
     def write(self, name: str, content: pd.DataFrame | Figure | str, **how: Any) -> None:
         """Write a file of the run in one step: a table as CSV, a picture, or text.
@@ -141,11 +149,13 @@ class Run:
 
         So a run whose parts were not kept can be gone on with, some rows at a time.
         """
-        from pandas import MultiIndex, concat, read_csv
+        from pandas import MultiIndex, concat
 
-        if not (self.resume and (self.folder / table).is_file()):
+        if not self.has(self.folder / table):
             return rows
-        earlier = read_csv(self.folder / table)
+        earlier = _read_rows(self.folder / table)
+        if not {*keys} <= {*earlier}:
+            raise DataError(f"{self.folder / table} must have the columns {', '.join(keys)}; it has {list(earlier)}")
         here, there = (MultiIndex.from_frame(frame[list(keys)]) for frame in (rows, earlier))
         place = {key: number for number, key in enumerate(there)}
         kept = [*there[~there.isin(here)], *here]
@@ -266,11 +276,12 @@ def reproduce(
     if jobs == 0:
         raise ModelError("--jobs must be a number of parts made at a time, or -1; got 0")
     target = out_folder or Path("runs") / name
-    check_folder(target, force=force or resume)
     size = Scale.QUICK if quick else scale or Scale.PAPER
-    with make_folder(target), _workers(scheduler):  # a folder goes again if nothing came of it
-        folder, many = (target, jobs) if scheduler is None else (target.resolve(), -1)
-        _run(known[name], Run(folder, seed, size, resume, only, many))
+    with make_folder(target.absolute().parent), only_writer(target):
+        check_folder(target, force=force or resume)
+        with make_folder(target), _workers(scheduler):  # a folder goes again if nothing came of it
+            folder, many = (target, jobs) if scheduler is None else (target.resolve(), -1)
+            _run(known[name], Run(folder, seed, size, resume, only, many, int(time.time())))
     say(f"results are in {target}")
 
 
@@ -296,7 +307,7 @@ def _workers(scheduler: str | None) -> Iterator[None]:
 
 def _run(chosen: Experiment, run: Run) -> None:
     if run.resume:
-        _check_same_run(chosen.name, run)
+        run = _gone_on_with(chosen.name, run)
     # parts of a finished run that are made anew leave it finished
     was_finished = run.resume and (run.folder / ABOUT).is_file() and bool(_read(run.folder).get("finished"))
     _write_run(chosen.name, run, finished=False)
@@ -351,29 +362,47 @@ def _write_run(name: str, run: Run, *, finished: bool) -> None:
     earlier = _read(run.folder) if run.resume and (run.folder / ABOUT).is_file() else {}
     alone = [] if run.only == EVERY else [run.only]
     parts = sorted({*earlier.get("parts", []), *alone})
-    about = _about(name, run) | {"finished": finished} | ({"parts": parts} if parts else {})
+    about = _about(name, run) | {"begun": run.begun, "finished": finished} | ({"parts": parts} if parts else {})
     run.write(ABOUT, json.dumps(about, indent=2) + "\n")
 
 
-def _check_same_run(name: str, run: Run) -> None:
-    """Refuse to go on with a run of another experiment, seed or size."""
+def _gone_on_with(name: str, run: Run) -> Run:
+    """The run that is in the folder; one of another experiment, seed or size is refused, as are parts of no run."""
     if not (run.folder / ABOUT).is_file():
-        return
+        if (run.folder / "parts").is_dir():
+            raise DataError(f"{run.folder} has parts, but no {ABOUT} that says of what: --force begins anew")
+        return run
     earlier, now = _read(run.folder), _about(name, run)
     for key, option in (("experiment", "NAME"), ("seed", "--seed"), ("scale", "--scale")):
         if earlier.get(key) != now[key]:
             was = earlier.get(key)
             raise ModelError(f"{option} must be that of the run in {run.folder}, {was!r}, to go on; got {now[key]!r}")
+    if earlier.get("versions", now["versions"]) != now["versions"]:
+        warn(f"what is in {run.folder} was made with other versions, of otpdag or of what it uses: {ABOUT} has them")
+    return replace(run, begun=earlier.get("begun", 0))
 
 
 def _read(folder: Path) -> dict[str, Any]:
     try:
         read = json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{folder / ABOUT} must say what was run; it cannot be read: {error}") from error
     if not isinstance(read, dict):
         raise DataError(f"{folder / ABOUT} must hold an object; got {type(read).__name__}")
+    for key, kind in KINDS.items():
+        value = read.get(key, kind())
+        if not isinstance(value, kind) or (kind is list and not all(isinstance(one, str) for one in value)):
+            raise DataError(f"{folder / ABOUT} must have another {key!r}, a {kind.__name__}; got {value!r:.60}")
     return read
+
+
+def _read_rows(path: Path) -> pd.DataFrame:
+    from pandas import read_csv
+
+    try:
+        return read_csv(path)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}; without it, --resume makes it anew") from None
 
 
 def _results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: str) -> Page:
@@ -408,6 +437,8 @@ def _page_of(chosen: Experiment, page: Callable[[Path], Page], folder: Path) -> 
             raise DataError(f"{folder} is said to be finished, but {error.filename} is not there") from error
         text = "Stopped before its tables were written; `--resume --only ''` writes those of the parts that there are."
         return Page(f"# {chosen.title}\n\n{text}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"the tables in {folder} are not those of {chosen.name}: {error}") from error
 
 
 def _overview(runs: Iterable[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:

@@ -23,6 +23,7 @@ from experiments.registry import Run
 from otpdag import engine
 from otpdag.cli import app, command_files, fit_command
 from otpdag.cli.model_file import read_model_file
+from otpdag.files import only_writer
 
 MODEL = """
 edges: [[shift, quality], [quality, weight], [quality, faults]]
@@ -757,6 +758,79 @@ def test_some_parts_of_a_run_are_made_by_themselves(checkout):
     assert "figure9 is made in one piece" in one_line(
         run("reproduce", "--folder", checkout, "figure9", "--only", "one", "--force")
     )
+
+
+STOPPED = """
+import os
+
+import pandas as pd
+
+from experiments.registry import Page, Run, experiment
+
+
+def page(folder):
+    return Page(pd.read_csv(folder / "table5.csv")["seed"].to_string())
+
+
+@experiment("table5", "Two parts", resumable=True, page=page)
+def table5(run: Run) -> None:
+    made = []
+    for name in ("one", "two"):
+        if name == os.environ.get("STOPPED_BEFORE"):
+            raise KeyboardInterrupt
+        made.append(run.part(name, lambda: pd.DataFrame({"part": [name], "seed": [run.seed]})))
+    rows = run.joined(run.together(made), "table5.csv", ("part", "seed"))
+    run.write("table5.csv", rows)
+"""
+
+
+def test_a_run_goes_on_with_its_own_parts_and_no_others(checkout, monkeypatch):
+    """A run of another seed that is written over a finished one and stopped leaves parts of both."""
+    (checkout / "experiments" / "table5.py").write_text(STOPPED)
+    folder = checkout / "results" / "table5"
+    start = ("reproduce", "--folder", checkout, "table5", "--out", folder)
+    assert run(*start).exit_code == 0
+    for path in (folder / "parts" / "two.csv", folder / "table5.csv"):
+        os.utime(path, (0, 0))  # long ago
+    monkeypatch.setenv("STOPPED_BEFORE", "two")
+    assert run(*start, "--seed", 1, "--force").exit_code == 130
+    monkeypatch.delenv("STOPPED_BEFORE")
+    assert run(*start, "--seed", 1, "--resume").exit_code == 0
+    assert set(pd.read_csv(folder / "table5.csv")["seed"]) == {1}
+
+
+def test_results_that_are_damaged_are_told_by_the_name_of_the_file(checkout):
+    (checkout / "experiments" / "table5.py").write_text(STOPPED)
+    folder = checkout / "results" / "table5"
+    start = ("reproduce", "--folder", checkout, "table5", "--out", folder)
+    draw = ("reproduce", "--folder", checkout, "all", "--from", checkout / "results")
+    assert run(*start).exit_code == 0
+    about, part, table = folder / "run.json", folder / "parts" / "one.csv", folder / "table5.csv"
+    for path, text, told in [
+        (about, "[" * 100_000, "run.json must say what was run"),
+        (about, '{"versions": []}', "run.json must have another 'versions', a dict"),
+        (about, '{"parts": [1]}', "run.json must have another 'parts', a list"),
+        (part, "", "one.csv is damaged: No columns"),
+        (part, 'a,b\n"', "one.csv is damaged"),
+        (table, "a\n1\n", "table5.csv must have the columns part, seed"),
+    ]:
+        kept = path.read_bytes()
+        path.write_text(text)
+        assert told in one_line(run(*start, "--resume"))
+        path.write_bytes(kept)
+    table.write_text("a\n1\n")
+    assert "table5 are not those of table5: 'seed'" in one_line(run(*draw))
+    about.unlink()
+    assert "has parts, but no run.json that says of what" in one_line(run(*start, "--resume"))
+
+
+def test_one_run_at_a_time_writes_to_a_folder(checkout):
+    folder = checkout / "runs" / "figure9"
+    folder.parent.mkdir()
+    with only_writer(folder):
+        told = one_line(run("reproduce", "--folder", checkout, "figure9", "--out", folder))
+    assert "another process is writing to" in told
+    assert not folder.exists()
 
 
 PARTS_BY_PROCESS = """

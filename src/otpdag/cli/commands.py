@@ -495,7 +495,8 @@ def reproduce(
         raise ModelError(f"--folder must be a checkout of otpdag with its experiments; got {str(folder)!r}")
     sys.path.insert(0, str(experiments.parent))
     command = typer.main.get_command(importlib.import_module("experiments.registry").app)
-    command.main(words.args, prog_name="otpdag reproduce", standalone_mode=False)
+    with command.make_context("otpdag reproduce", [*words.args]) as context:  # main() would hide an interrupt
+        command.invoke(context)
 
 
 def _own_experiments() -> Path | None:
