@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -96,12 +96,12 @@ def read_bundle(
     path = as_path(path)
     if not os.path.isfile(path):  # which takes a name that is too long for none
         raise DataError(f"no {what.removeprefix('otpdag ')} at {str(path)!r}")
-    with refusing(path, what):
-        size = path.stat().st_size
-        _check_directory(path, size)
-        with zipfile.ZipFile(path) as archive:
+    with refusing(path, what), path.open("rb") as file:  # opened once: another process may replace it meanwhile
+        size = os.fstat(file.fileno()).st_size
+        _check_directory(file, size)
+        with zipfile.ZipFile(file) as archive:
             if sealed or archive.comment:
-                _check_seal(path, size)
+                _check_seal(file, size)
             text = _member(archive, name, MOST_TEXT)
             state = _parse(text)
             packed = _member(archive, TENSORS, max(SMALL, 2 * size))
@@ -125,11 +125,10 @@ def refusing(path: str | Path, what: str) -> Iterator[None]:
         raise DataError(f"{str(path)!r} is not a saved {what}: {type(error).__name__}: {error!s:.300}") from error
 
 
-def _check_directory(path: Path, size: int) -> None:
+def _check_directory(file: IO[bytes], size: int) -> None:
     """Refuse a zip file whose table of contents is long: it is read as a whole before anything can be said of it."""
-    with path.open("rb") as file:
-        file.seek(max(0, size - (1 << 16) - 128))
-        tail = file.read()
+    file.seek(max(0, size - (1 << 16) - 128))
+    tail = file.read()
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or len(tail) < at + 22:
         raise ValueError("it is no zip file")
@@ -140,15 +139,15 @@ def _check_directory(path: Path, size: int) -> None:
         raise ValueError(f"its table of contents has {length:,} bytes; at most {MOST_DIRECTORY:,} are read")
 
 
-def _check_seal(path: Path, size: int) -> None:
+def _check_seal(file: IO[bytes], size: int) -> None:
     """Refuse a file that does not end in the hash of all that stands before it."""
     digest, left = hashlib.sha256(), size - SEAL
-    with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, 1 << 20))):
-            digest.update(block)
-            left -= len(block)
-        if file.read() != digest.digest():
-            raise ValueError("it has changed since it was written")
+    file.seek(0)
+    while left > 0 and (block := file.read(min(left, 1 << 20))):
+        digest.update(block)
+        left -= len(block)
+    if file.read() != digest.digest():
+        raise ValueError("it has changed since it was written")
 
 
 def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:

@@ -241,6 +241,21 @@ def test_members_that_do_not_belong_are_ignored(saved, tmp_path):
     assert otp.load(tmp_path / "again.otp").is_fitted
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_the_one_that_was_opened(tmp_path, monkeypatch):
+    path, later = tmp_path / "model.otp", tmp_path / "later.otp"
+    for to, scale in ((path, 1.0), (later, 2.0)):
+        model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
+        model.set_params({"x": {"loc": 0.0, "scale": scale}}).save(to)
+    whole = zipfile.ZipFile
+
+    def replaced_first(file, *args, **more):
+        later.replace(path)
+        return whole(file, *args, **more)
+
+    monkeypatch.setattr(zipfile, "ZipFile", replaced_first)
+    assert otp.load(path).params()["x"]["scale"] == 1.0
+
+
 def test_a_newer_version_is_refused_by_name(saved, tmp_path):
     path = tmp_path / "newer.otp"
     rewritten(saved, path, lambda state: state.update(version=FORMAT_VERSION + 1))
