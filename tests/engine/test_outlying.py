@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 from scipy.spatial.distance import cdist
 
 import otpdag as otp
@@ -210,6 +211,19 @@ def test_who_keeps_more_rows_pays_nothing_for_them():
     assert found[0] < 0.01
     assert found[1] < 0.01
     assert found[2] > 200
+
+
+def test_a_component_around_a_few_equal_rows_gains_no_more_than_two_nats_by_each():
+    """Its likelihood has no bound: forty rows at a density of 1e9 are 700 nats, and are no better explained."""
+    rng = np.random.default_rng(5)
+    rows = np.concatenate([rng.normal(size=1000), np.full(40, 0.3)])
+    each = stats.norm.logpdf(rows[:, None], [0.0, 0.3], [1.0, 4e-10])
+    plain, spike = -each[:, 0], -np.logaddexp(each[:, 0] + np.log(0.96), each[:, 1] + np.log(0.04))
+    assert (plain - spike).sum() > 650
+    found = beaten_by(
+        torch.from_numpy(np.stack([plain, spike])), torch.ones(2, 1040).double(), torch.arange(1040).expand(2, -1), 5
+    )
+    assert found[0] < 2 * 40
 
 
 def test_a_cluster_along_a_factor_is_left_out():

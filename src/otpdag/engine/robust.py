@@ -295,11 +295,13 @@ def _side_by_side(columns: Columns, batch: Batch) -> Array:
 def beaten_by(losses: Tensor, weights: Tensor, near: Tensor, parameters: int) -> Tensor:
     r"""By how many nats (R,) the best of the others explains the rows better that both keep, beyond what chance does.
 
-    .. math:: D_{ab} = \sum_i c_i \log \frac{p_a(x_i) / P_a(c)}{p_b(x_i) / P_b(c)}, \qquad c_i = \min(w_{ai}, w_{bi}),
+    .. math:: D_{ab} = \sum_i 2 c_i \tanh(\tfrac12 \ell_i), \qquad
+              \ell_i = \log \frac{p_a(x_i) / P_a(c)}{p_b(x_i) / P_b(c)}, \qquad c_i = \min(w_{ai}, w_{bi}),
 
     where P(c) is the model's own probability of rows that both keep: who keeps more has spread its probability over
-    these, too. So the true parameters lose no comparison by more than chance, a nat for each parameter and what the
-    samples that tell P(c) leave open.
+    these, too. As 2 (r - 1) / (r + 1) is concave in the ratio r, its mean under b is at most zero: the true parameters
+    lose no comparison by more than chance, a nat for each parameter and what the samples that tell P(c) leave open.
+    Near models differ by their log-likelihoods; a component around a few equal rows gains two nats by each, not any.
 
     Args:
         losses: Of all rows (R, N), :math:`-\log p`.
@@ -313,8 +315,8 @@ def beaten_by(losses: Tensor, weights: Tensor, near: Tensor, parameters: int) ->
         both = torch.minimum(weights, weight)
         mass, here, there = both.sum(-1), (both * mine).sum(-1), (both * own).sum(-1)
         here, there = here.clamp(1 / rows, 1), there.clamp(1 / rows, 1)
-        gained = torch.where(both > 0, both * (losses - loss), 0.0).sum(-1)
-        better = (gained + mass * (there / here).log()).nan_to_num(torch.inf)
+        ratio = losses - loss + (there / here).log().unsqueeze(-1)
+        better = torch.where(both > 0, both * 2 * torch.tanh(ratio / 2), 0.0).sum(-1).nan_to_num(torch.inf)
         chance = parameters + 2 * mass * (((1 - here) / here + (1 - there) / there) / near.shape[-1]).sqrt()
         worst = torch.maximum(worst, better / rows + (better - chance).clamp(min=0))
     return worst
