@@ -480,15 +480,6 @@ def test_a_chain_that_stays_or_moves_is_fitted_by_adam():
     assert np.isfinite(result.loss)
 
 
-def test_costs_are_of_nodes_that_are_there():
-    model = factor_model()
-    batch = Batch({"a": torch.zeros(1, 3, 1)}, {"a": torch.ones(1, 3, 1).bool()}, torch.ones(1, 3))
-    known, unknown = (Drawn(costs=dict.fromkeys(names, otp.costs.Euclidean())) for names in ("a", "qar"))
-    assert DrawnRows(model.structure, batch, (), {}, Objective(), known).rows == 3
-    with pytest.raises(otp.ModelError, match="costs name nodes that are not in the graph: 'q', 'r'"):
-        DrawnRows(model.structure, batch, (), {}, Objective(), unknown)
-
-
 # -- minibatches of a table in parts ----------------------------------------------------------------------------------
 
 TOTAL, HELD, SEED = 1000, 100, 7

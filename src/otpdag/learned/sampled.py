@@ -84,10 +84,6 @@ class DrawnRows(Algorithm1):
     objective: Objective
     drawn: Drawn
 
-    def __post_init__(self) -> None:
-        """Refuse costs of nodes that are not there."""
-        self.drawn.check_nodes(self.structure)
-
     @property
     def rows(self) -> int:
         """Rows of the table."""
@@ -165,9 +161,10 @@ class DrawnSteps(Algorithm1):
             values = {node: value[:, rows] for node, value in draw.values.items()}
             here = replace(draw, batch=draw.batch.take(rows), values=values | {name: values[self.structure.base(name)]})
             own = {node: noise[:, rows] for node, noise in noises.items()}
-            pushed, forward = noise_family(here, name, own) if name in noises else family(here, name, own)
-            if pushed:
-                yield Family(side_by_side(pushed), side_by_side(forward), share=len(rows) / len(made[name][0]))
+            columns = noise_family(here, name, own) if name in noises else family(here, name, own)
+            if columns:
+                pushed, forward = map(side_by_side, zip(*columns, strict=True))
+                yield Family(pushed, forward, share=len(rows) / len(made[name][0]))
 
 
 # --- terms -----------------------------------------------------------------------------------------------------------
@@ -277,60 +274,56 @@ def _families(draw: Draw, noises: Values, share: Tensor) -> Iterator[Family]:
     # equal weights are left unsaid: exact solvers are faster without them
     mass = None if bool((share == share[:, :1]).all()) else share
     if draw.moment.drawn.scope == "local":
-        pairs = [_local_family(draw, noises)]
+        families = [_local_family(draw, noises)]
     else:
         # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
         # count has no noise of its own
         spaces = {node: draw.structure.mechanisms[node].space for node in draw.backward.targets}
         nodes = [n for n, space in spaces.items() if n not in noises or not space.has_noise_when_relaxed]
-        pairs = [family(draw, node, noises) for node in nodes]
-    for pushed, forward in pairs + [noise_family(draw, node, noises) for node in noises]:
-        if pushed:
-            yield Family(side_by_side(pushed), side_by_side(forward), mass, mass)
+        families = [family(draw, node, noises) for node in nodes]
+    for columns in filter(None, families + [noise_family(draw, node, noises) for node in noises]):
+        pushed, forward = map(side_by_side, zip(*columns, strict=True))
+        yield Family(pushed, forward, mass, mass)
 
 
-# the columns of a family as they are pushed backward, and as the model makes them
-Pair = tuple[list[Tensor], list[Tensor]]
+# of a family: each as it is pushed backward, and as the model makes it
+Columns = list[tuple[Tensor, Tensor]]
 
 
-def family(draw: Draw, node: str, noises: Values) -> Pair:
+def family(draw: Draw, node: str, noises: Values) -> Columns:
     """A node that was drawn, with its parents and its children's noises."""
     mechanisms, parents = draw.structure.mechanisms, draw.parents(node)
     fresh = draw.streams.draw(relaxed_noise(mechanisms[node]), draw.batch.rows, draw.values[node])
     made = relaxed(mechanisms[node], draw.naturals[node], parents, fresh, draw.moment.temperature)
     children = [c for c in draw.structure.graph.children(draw.structure.base(node)) if c in noises]
-    above = [draw.standard(parent, value) for parent, value in parents.items()]
-    pushed = [draw.standard(node), *above]
-    forward = [draw.standard(node, made), *above]
-    pushed += [normal_score(mechanisms[c].noise, noises[c]) for c in children]
-    forward += [_fresh(draw, c) for c in children]
-    return pushed, forward
+    own = (draw.standard(node), draw.standard(node, made))
+    return [own, *_above(draw, parents), *(_noise(draw, child, noises) for child in children)]
 
 
-def _local_family(draw: Draw, noises: Values) -> Pair:
+def _local_family(draw: Draw, noises: Values) -> Columns:
     """All that a local map draws, with the noise of the node that it explains."""
-    pushed = [draw.standard(node) for node in draw.backward.targets]
-    forward = [draw.standard(node, draw.made[node]) for node in draw.backward.targets]
-    if pushed:
-        pushed += [normal_score(draw.structure.mechanisms[node].noise, noise) for node, noise in noises.items()]
-        forward += [_fresh(draw, node) for node in noises]
-    return pushed, forward
+    drawn = [(draw.standard(node), draw.standard(node, draw.made[node])) for node in draw.backward.targets]
+    return drawn and drawn + [_noise(draw, node, noises) for node in noises]
 
 
-def noise_family(draw: Draw, node: str, noises: Values) -> Pair:
+def noise_family(draw: Draw, node: str, noises: Values) -> Columns:
     """A node's noise with all its parents, of which it is independent; none if drawn parents' families hold it."""
     parents, hidden = draw.parents(node), draw.structure.graph.hidden
     if parents and all(parent in draw.backward.targets and parent in hidden for parent in parents):
-        return [], []
-    above = [draw.standard(parent, value) for parent, value in parents.items()]
-    own = normal_score(draw.structure.mechanisms[node].noise, noises[node])
-    return [own, *above], [_fresh(draw, node), *above]
+        return []
+    return [_noise(draw, node, noises), *_above(draw, parents)]
 
 
-def _fresh(draw: Draw, node: str) -> Tensor:
-    """Normal noise of a node's dimension."""
-    dim = draw.structure.mechanisms[node].noise.dim
-    return draw.streams.draw(Noise(dim, "normal"), draw.batch.rows, draw.batch.weight)
+def _above(draw: Draw, parents: Parents) -> Columns:
+    """Parents, which are the same on both sides."""
+    return [(value, value) for value in (draw.standard(parent, value) for parent, value in parents.items())]
+
+
+def _noise(draw: Draw, node: str, noises: Values) -> tuple[Tensor, Tensor]:
+    """A node's noise as it was abducted, on the scale of normal noise, and fresh noise."""
+    prior = draw.structure.mechanisms[node].noise
+    fresh = draw.streams.draw(Noise(prior.dim, "normal"), draw.batch.rows, draw.batch.weight)
+    return normal_score(prior, noises[node]), fresh
 
 
 def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:
