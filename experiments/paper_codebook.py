@@ -49,7 +49,7 @@ class PaperCodebook(DiscreteAutoencoder):
         at_positions = latents.reshape(len(rows), -1, self.code_dim).transpose(0, 1)  # (M, n, D)
         uneven = (log_weights.exp() * (log_weights + math.log(self.n_codes))).sum()
         families = self._families(at_positions, book, scale, log_weights.exp(), streams.generators[0])
-        return Step(cost, families, uneven).terms(WEIGHTS, Wasserstein(workers=1), streams).total
+        return Step(cost, families, lambda: uneven).terms(WEIGHTS, Wasserstein(workers=1), streams).total
 
     @staticmethod
     def _families(latents, book, scale, weights, generator):

@@ -19,7 +19,8 @@ def test_families_have_masses_on_both_sides_and_lie_side_by_side():
     mass = rng.dirichlet(np.ones(4), 3)
     cost = torch.tensor([0.5], dtype=torch.float64)
     families = [Family(torch.from_numpy(pushed), torch.from_numpy(made), None, torch.from_numpy(mass), share=0.5)]
-    terms = Step(cost, families, kl=2.0).terms(Weights(eta=0.1, eps=3.0), Wasserstein(workers=1), Streams([0]))
+    step = Step(cost, families, kl=lambda: torch.tensor(2.0))
+    terms = step.terms(Weights(eta=0.1, eps=3.0), Wasserstein(workers=1), Streams([0]))
     expected = [ot.emd2(np.full(6, 1 / 6), own, ot.dist(x, y)) for x, y, own in zip(pushed, made, mass, strict=True)]
     assert terms.divergence.item() == pytest.approx(0.1 * 0.5 * np.mean(expected))
     assert terms.entropic.item() == pytest.approx(6.0)

@@ -26,7 +26,7 @@ from otpdag.errors import ModelError, check_choice, check_count
 from otpdag.noise import Streams
 from otpdag.problem import LossTerms, Problem, split_point
 from otpdag.schedules import Schedule
-from otpdag.settings import Objective, PushForward, Weights, value_at
+from otpdag.settings import Objective, PushForward, Weights
 from otpdag.structure import Structure, Theta
 
 # builds backward maps of your own from the structure and the rows
@@ -83,24 +83,6 @@ class Drawn:
         return amortized_maps(structure, batch, layers, local=self.scope == "local")
 
 
-@dataclass(frozen=True)
-class Moment:
-    """The settings of draws at one moment of a fit.
-
-    Attributes:
-        with_kl: Whether densities of draws are asked for.
-    """
-
-    drawn: Drawn
-    temperature: float
-    with_kl: bool
-
-    @classmethod
-    def of(cls, objective: Objective, drawn: Drawn, progress: float) -> Moment:
-        """At a share of all steps."""
-        return cls(drawn, value_at(drawn.temperature, progress), objective.at(progress).eps != 0)
-
-
 class Family(NamedTuple):
     """Values (R, n, width) that a backward map pushes forward, and those (R, k, width) that the model makes.
 
@@ -122,12 +104,12 @@ class Step:
     Attributes:
         cost: Mean cost of what was rebuilt (R or 1,).
         families: What is compared, made one after another if it counts.
-        kl: Mean of the draws' log-density under the map less that under the model (R or 1,).
+        kl: Mean of the draws' log-density under the map less that under the model (R or 1,), asked for if it counts.
     """
 
     cost: Tensor
     families: Iterable[Family] = ()
-    kl: Tensor | float = 0.0
+    kl: Callable[[], Tensor] | None = None
 
     def terms(self, weights: Weights, divergence: AbstractDivergence, streams: Streams) -> LossTerms:
         """The terms by their weights, one number for each replica."""
@@ -140,7 +122,7 @@ class Step:
             zero,
             reconstruction=weights.reconstruction * self.cost + zero,
             divergence=weights.eta * apart,
-            entropic=weights.eps * self.kl + zero if weights.eps else zero,
+            entropic=weights.eps * self.kl() + zero if self.kl and weights.eps else zero,
         )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import torch
@@ -23,13 +24,13 @@ from otpdag.backward import AmortizedMap
 from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch, random_part
 from otpdag.data.sequences import SequenceBatch
-from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Moment, Step
+from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Step
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Parents, abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
 from otpdag.numerics import side_by_side
 from otpdag.problem import LossTerms, WrappedProblem
-from otpdag.settings import Objective
+from otpdag.settings import Objective, value_at
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 Values = Mapping[str, Tensor]
@@ -46,7 +47,8 @@ class Draw:
         batch: What is seen.
         values: What is seen and what was drawn.
         streams: Where further noise comes from.
-        moment: Settings.
+        drawn: Settings.
+        temperature: Of relaxed categories by now.
         made: The model's own draws, for maps that see one child only.
         log_q: Log-densities of draws (R, n), or log-probabilities of categories (R, n, K), under the map.
     """
@@ -57,7 +59,8 @@ class Draw:
     batch: Batch
     values: Values
     streams: Streams
-    moment: Moment
+    drawn: Drawn
+    temperature: float
     made: Values = field(default_factory=dict)
     log_q: Values = field(default_factory=dict)
 
@@ -91,17 +94,17 @@ class DrawnRows(Algorithm1):
 
     def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
         """Every replica has a minibatch of its own."""
-        batch, moment = self.batch, Moment.of(self.objective, self.drawn, progress)
+        batch, temperature = self.batch, value_at(self.drawn.temperature, progress)
         if self.drawn.batch_size < self.rows:
             batch = batch.take(streams.rows(self.rows, self.drawn.batch_size))
         naturals, share = self.structure.naturals(theta), batch.weight / batch.weight.sum(-1, keepdim=True)
         for backward in self.maps:
-            draw = Draw(self.structure, backward, naturals, batch, batch.values, streams, moment)
+            draw = Draw(self.structure, backward, naturals, batch, batch.values, streams, self.drawn, temperature)
             if self.drawn.scope == "local":
                 draw = replace(draw, made=_ancestral(draw, self.maps))
             draw = _drawn_backward(draw, phi)
             cost, noises = rebuild(draw)
-            yield Step((share * cost).sum(-1), _families(draw, noises, share), (share * _kl(draw)).sum(-1))
+            yield Step((share * cost).sum(-1), _families(draw, noises, share), partial(_kl, draw, share))
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,11 @@ class DrawnSteps(Algorithm1):
 
     def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
         """The same steps for all replicas: how many of them are first ones must not differ between them."""
-        structure, moment = self.structure, Moment.of(self.objective, self.drawn, progress)
+        structure, temperature = self.structure, value_at(self.drawn.temperature, progress)
         rows = torch.randint(self.rows, (min(self.drawn.batch_size, self.rows),), generator=streams.shared)
         times, lags = self.batch.times[rows], structure.graph.lags
         before = {by: rows - times.clamp(max=by) for by in sorted({0, *(edge.by for edge in lags)})}
-        drawn = {by: self._drawn(earlier, theta, phi, streams, moment) for by, earlier in before.items()}
+        drawn = {by: self._drawn(earlier, theta, phi, streams, temperature) for by, earlier in before.items()}
         now = drawn[0]
         values, mask = dict(now.values), dict(now.batch.mask)
         for edge in lags:
@@ -145,11 +148,11 @@ class DrawnSteps(Algorithm1):
         seen = {node: mask[node] & made[node].unsqueeze(-1) for node in now.batch.mask}
         draw = replace(now, values=values, batch=replace(now.batch, mask=seen))
         cost, noises = rebuild(draw)
-        yield Step(cost.mean(-1), self._families(draw, made, noises), _kl(draw, made).mean(-1))
+        yield Step(cost.mean(-1), self._families(draw, made, noises), partial(_kl, draw, 1 / len(rows), made))
 
-    def _drawn(self, rows: Tensor, theta: Theta, phi: Theta, streams: Streams, moment: Moment) -> Draw:
+    def _drawn(self, rows: Tensor, theta: Theta, phi: Theta, streams: Streams, temperature: float) -> Draw:
         batch, naturals = self.batch.steps.take(rows), self.structure.naturals(theta)
-        draw = Draw(self.structure, self.backward, naturals, batch, batch.values, streams, moment)
+        draw = Draw(self.structure, self.backward, naturals, batch, batch.values, streams, self.drawn, temperature)
         return _drawn_backward(draw, phi)
 
     def _families(self, draw: Draw, made: Values, noises: Values) -> Iterator[Family]:
@@ -172,7 +175,7 @@ class DrawnSteps(Algorithm1):
 
 def _drawn_backward(draw: Draw, phi: Theta) -> Draw:
     """Fill in what is unknown, and keep the map's log-density of it."""
-    batch, streams, moment, backward = draw.batch, draw.streams, draw.moment, draw.backward
+    batch, streams, backward = draw.batch, draw.streams, draw.backward
     row = backward.code(batch.values, batch.mask)
     values, log_q = dict(batch.values), dict[str, Tensor]()
     for node in backward.targets:
@@ -180,7 +183,7 @@ def _drawn_backward(draw: Draw, phi: Theta) -> Draw:
         unknown = ~batch.mask[node] if node in batch.mask else None
         if mechanism.space.is_discrete:
             noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
-            drawn, log_q[node] = backward.relaxed(phi, node, row, values, noise, moment.temperature)
+            drawn, log_q[node] = backward.relaxed(phi, node, row, values, noise, draw.temperature)
         else:
             noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
             number = backward.draw(phi, node, row, values, noise)
@@ -194,13 +197,13 @@ def _owners(draw: Draw) -> list[str]:
     return [name for name in draw.structure.mechanisms if draw.structure.base(name) in draw.log_q]
 
 
-def _kl(draw: Draw, made: Values | None = None) -> Tensor:
-    """Log q - log p of what was drawn, row by row (R, n); of sequences, where a mechanism ``made`` it (1, n).
+def _kl(draw: Draw, share: Tensor | float, made: Values | None = None) -> Tensor:
+    """Log q - log p of what was drawn, by shares of the rows (R,); of sequences, where a mechanism ``made`` it (1, n).
 
     Parents that a local map does not draw itself are taken from the model's own draws.
     """
     total = torch.zeros(1, 1).to(draw.batch.weight)
-    for name in _owners(draw) if draw.moment.with_kl else ():
+    for name in _owners(draw):
         node, mechanism, params = draw.structure.base(name), draw.structure.mechanisms[name], draw.naturals[name]
         unknown = ~draw.batch.mask[node] if node in draw.batch.mask else None
         parents, log_q = draw.structure.parents(name, {**draw.made, **draw.values}), draw.log_q[node]
@@ -210,12 +213,12 @@ def _kl(draw: Draw, made: Values | None = None) -> Tensor:
         else:
             kl = log_q - mechanism.log_prob(params, draw.values[node], parents, unknown)
         total = total + (kl if made is None else torch.where(made[name], kl, 0.0))
-    return total
+    return (share * total).sum(-1)
 
 
 def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
     """Cost of rebuilding each row (R, n), and the abducted noise of each observed node."""
-    batch, drawn = draw.batch, draw.moment.drawn
+    batch, drawn = draw.batch, draw.drawn
     total = torch.zeros(1, 1).to(batch.weight)
     noises: dict[str, Tensor] = {}
     for node in draw.backward.explains:
@@ -229,7 +232,7 @@ def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
             noises[node] = _abduct(draw, node, parents)
         else:
             noise = draw.streams.draw(relaxed_noise(mechanism), batch.rows, value)
-            rebuilt = relaxed(mechanism, params, parents, noise, draw.moment.temperature)
+            rebuilt = relaxed(mechanism, params, parents, noise, draw.temperature)
             spread = draw.backward.code.spread(node, value)
             total = total + ground_cost(mechanism, value, rebuilt, mask, spread, drawn.costs.get(node))
     return total, noises
@@ -273,7 +276,7 @@ def _families(draw: Draw, noises: Values, share: Tensor) -> Iterator[Family]:
     """Backward and forward families of a minibatch, by shares (1 or R, n) of its rows."""
     # equal weights are left unsaid: exact solvers are faster without them
     mass = None if bool((share == share[:, :1]).all()) else share
-    if draw.moment.drawn.scope == "local":
+    if draw.drawn.scope == "local":
         families = [_local_family(draw, noises)]
     else:
         # the noise of a missing node that was drawn joins its parents' families, where noise is abducted; a relaxed
@@ -294,7 +297,7 @@ def family(draw: Draw, node: str, noises: Values) -> Columns:
     """A node that was drawn, with its parents and its children's noises."""
     mechanisms, parents = draw.structure.mechanisms, draw.parents(node)
     fresh = draw.streams.draw(relaxed_noise(mechanisms[node]), draw.batch.rows, draw.values[node])
-    made = relaxed(mechanisms[node], draw.naturals[node], parents, fresh, draw.moment.temperature)
+    made = relaxed(mechanisms[node], draw.naturals[node], parents, fresh, draw.temperature)
     children = [c for c in draw.structure.graph.children(draw.structure.base(node)) if c in noises]
     own = (draw.standard(node), draw.standard(node, made))
     return [own, *_above(draw, parents), *(_noise(draw, child, noises) for child in children)]
@@ -338,7 +341,7 @@ def _ancestral(draw: Draw, maps: Sequence[AmortizedMap]) -> dict[str, Tensor]:
         mechanism, seen = structure.mechanisms[node], batch.mask.get(node)
         noise = draw.streams.draw(relaxed_noise(mechanism), batch.rows, batch.weight)
         parents = structure.parents(node, values)
-        made = relaxed(mechanism, draw.naturals[node], parents, noise, draw.moment.temperature)
+        made = relaxed(mechanism, draw.naturals[node], parents, noise, draw.temperature)
         values[node] = made if seen is None else torch.where(seen, batch.values[node], made)
     return values
 
