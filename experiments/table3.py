@@ -21,13 +21,14 @@ DIFFERENCES = (
     "a small part of the errors that the paper prints for EM, so that both rows of EM are not the same experiment; the "
     "text may also mean that estimates and true rates are each scaled by their own least and largest, which takes a "
     "common bias out. *OTP-DAG as the paper has it* is the published practice by our code, on the data sets that have "
-    "been run so far. Noise that is sampled, as the paper does, makes every rate half a "
+    "been run so far. Noise that is sampled, as the paper does, makes a rate half a "
     "count too small, 0.05 of its range: with m the distance of a rate r below the mean of its counts the cost grows "
-    "with m^2 + r, or its root, whose minimum is at m = 1/2; smooth L1, which is near a median, adds 1/12. *Where the "
+    "with m^2 + r, or its root, whose minimum is at m = 1/2; smooth L1, which is near a median, adds 1/12, and counts "
+    "that go to a neighbour move rates up or down again. *Where the "
     "printed cost is least* is that minimum for the true rates of the same data sets, computed without data or fit: "
-    "the fits end there, and no optimiser could bring the first rate closer. It reads each step by itself, so that its "
-    "stay probability is about 0.1 too small, while the repaired objective reads whole sequences and ends where EM "
-    "does."
+    "the fits scatter around it, and no optimiser could bring the first rate closer. It reads each step by itself, so "
+    "that its stay probability is about 0.1 too small, while the repaired objective reads whole sequences and ends "
+    "where EM does."
 )
 
 
