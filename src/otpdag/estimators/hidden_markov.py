@@ -42,8 +42,7 @@ class HiddenMarkovModel(ModelEstimator):
     model holds. The other methods are for ``otpdag.fit`` on ``model_``: ``"transport"`` where some steps may be wrong,
     or the model holds only nearby in time: it compares three neighbouring steps of data and model, by kernels that
     hardly feel a number far from all others, and takes forty times as long. ``"paper"`` and ``transport("backward")``
-    are for comparison: relaxed paths let states last longer than they do, and overstate the probability to stay by
-    0.04 to 0.12, which is not to be read off them.
+    are for comparison: the probability to stay, off by up to 0.25 and 0.08, is not to be read off them.
 
     Args:
         n_components: Number of states.
