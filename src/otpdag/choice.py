@@ -165,8 +165,8 @@ def select(
 
 
 def _contradicted(model: Model, data: Any, seed: int) -> str:
-    """In what rows contradict a model most clearly, if they do; nothing is told of sequences and groups."""
-    if model.graph.is_dynamic or model.group or not model.structure.has_densities:
+    """In what rows contradict a model most clearly, if they do; nothing is told of sequences."""
+    if model.graph.is_dynamic or not model.structure.has_densities:
         return ""
     worst = model.check(data, seed=seed).iloc[:1]
     return "".join(f"{node}: {why}" for node, why in worst.loc[worst["adjusted"] < 0.01, "finding"].items())

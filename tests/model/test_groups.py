@@ -174,6 +174,42 @@ def test_answers_know_the_groups(tmp_path: Path) -> None:
     assert "cv_log_likelihood" in otp.compare({"a": intercepts()}, table, folds=2)
 
 
+def test_checks_see_groups_that_go_with_a_parent_and_nothing_in_a_right_model() -> None:
+    """Random intercepts are of groups whose parents do not know them (Hausman 1978)."""
+    rng, findings = np.random.default_rng(9092), []
+    school = np.repeat(np.arange(40), 10)
+    for _ in range(4):
+        u, x = rng.normal(size=40)[school], rng.normal(size=400)
+        table = pd.DataFrame({"school": school, "x": x, "y": 0.5 * x + 0.8 * u + rng.normal(size=400)})
+        model = intercepts()
+        otp.fit(model, table)
+        findings += [*model.check(table)["adjusted"]]
+    assert min(findings) > 0.001
+    assert sum(one < 0.05 for one in findings) <= 1
+    model = intercepts()
+    table["x"] += 0.7 * u
+    table["y"] += 0.35 * u
+    otp.fit(model, table)
+    worst = model.check(table).reset_index().iloc[0]
+    assert (worst["node"], worst["other"]) == ("u", "x")
+    assert worst["adjusted"] < 1e-4
+
+
+def test_counterfactuals_keep_the_groups() -> None:
+    """A random intercept stays as it is; of a random slope the mean given the group counts."""
+    table = grouped(8, 15)
+    model = intercepts()
+    otp.fit(model, table)
+    other = model.counterfactual(table, {"x": lambda rows: rows["x"] + 1})
+    np.testing.assert_allclose(other["y"], table["y"] + model.params()["y"]["weight"][0], atol=1e-9)
+    model = slopes()
+    otp.fit(model, table)
+    weight = model.params()["y"]["weight"]
+    each = weight[0] + weight[2] * model.predict(table, "u") + weight[3] * model.predict(table, "v")
+    other = model.counterfactual(table, {"x": table["x"] + 1}, draws=400)
+    np.testing.assert_allclose(other["y"] - table["y"], each, atol=0.12)
+
+
 def test_effects_and_terms_take_groups_for_units() -> None:
     table = grouped(5, 30)
     model = intercepts()
@@ -226,7 +262,7 @@ def test_answers_about_single_rows_are_refused() -> None:
     table = grouped(8, 15)
     model = intercepts()
     otp.fit(model, table)
-    for ask in (model.check, model.plan, model.most_probable, model.distance):
+    for ask in (model.plan, model.most_probable, model.distance):
         with pytest.raises(ModelError, match="one by one"):
             ask(table)
     with pytest.raises(DataError, match="column 'school'"):

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from otpdag.data import Batch
 from otpdag.data.batch import random_part
-from otpdag.data.sequences import SequenceBatch
+from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.likelihood import grouped_rows, row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
@@ -66,17 +66,20 @@ class Aspect(NamedTuple):
     of_values: bool = False
 
 
-def node_checks(fitted: Fitted, batch: Batch, *, seed: int, most: int = 10_000) -> pd.DataFrame:
+def node_checks(fitted: Fitted, batch: Batch | SequenceBatch, *, seed: int, most: int = 10_000) -> pd.DataFrame:
     """One row for each observed node, and for each pair of nodes that the graph keeps apart; the worst first.
 
     Args:
         fitted: The model.
-        batch: Rows.
+        batch: Rows, or groups of rows.
         seed: Determines draws of what rows do not show, and which of more than ``most`` rows are looked at.
-        most: Rows that are looked at.
+        most: Rows that are looked at, about so many in groups.
     """
-    chosen = random_part(batch.rows, most, seed=seed)
-    batch = batch if chosen is None else batch.take(chosen)
+    if isinstance(batch, SequenceBatch):
+        batch = part_of(batch, most, seed, piece=int(batch.lengths.max()))
+    else:
+        chosen = random_part(batch.rows, most, seed=seed)
+        batch = batch if chosen is None else batch.take(chosen)
     graph, checked = fitted.structure.graph, []
     sides = _sides(fitted, batch, seed)
     rows = _Rows(fitted, batch, {node: side.value for node, side in sides.items()})
@@ -102,24 +105,38 @@ def _holm(p: np.ndarray) -> np.ndarray:
 
 
 class _Rows:
-    """The rows with their scores, against which features are tested."""
+    """The rows with their scores, against which features are tested; of groups sums over their rows."""
 
-    def __init__(self, fitted: Fitted, batch: Batch, values: Mapping[str, Tensor]) -> None:
-        self.weight, self.structure = batch.weight[0].unsqueeze(-1), fitted.structure
-        self.scores = _scores(fitted, values)
+    def __init__(self, fitted: Fitted, batch: Batch | SequenceBatch, values: Mapping[str, Tensor]) -> None:
+        self.structure, self.owner = fitted.structure, torch.arange(batch.rows)
+        self.weight = torch.ones(batch.rows, 1, dtype=torch.float64)
+        if isinstance(batch, SequenceBatch):
+            self.owner = grouped_rows.owners(batch)
+        else:
+            self.weight = batch.weight[0].unsqueeze(-1)
+        self.units = int(self.owner[-1]) + 1
+        # what a group shares counts once
+        self.scores = _scores(fitted, values, 1 / self.owner.bincount()[self.owner])
         self.complete = next(iter(values.values())).shape[1] == 1
         total = sum(score.shape[1] for score in self.scores.values())
         # of a complete row a node's features are uncorrelated with the scores of other nodes' parameters
-        self.apart = self.complete or total > batch.rows // 4
+        self.apart = self.complete or total > self.units // 4
         self._bases: dict[str, Tensor] = {}
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Values (N, k) by unit (units, k), times the rows' weights."""
+        weighed = self.weight * values
+        if self.units == len(weighed):
+            return weighed
+        return weighed.new_zeros(self.units, weighed.shape[1]).index_add(0, self.owner, weighed)
 
     def basis(self, node: str) -> Tensor:
         """Orthonormal columns (N, rank) that span the scores that matter for a node."""
         key = node if self.apart else ""
         if key not in self._bases:
             own = self.structure.keys[node].values() if self.apart else self.scores
-            scores = torch.cat(
-                [self.weight[:, :0], *(self.weight * self.scores[name] for name in own if name in self.scores)], -1
+            scores = self.summed(
+                torch.cat([self.weight[:, :0], *(self.scores[name] for name in own if name in self.scores)], -1)
             )
             scores = scores / scores.norm(dim=0).clamp(min=1e-300)
             values, vectors = torch.linalg.eigh(scores.T @ scores)
@@ -137,7 +154,7 @@ class _Rows:
 
     def _p_value(self, node: str, aspect: Aspect, nothing: float = 1e-5, fewest: float = 12.0) -> float | None:
         """By the beta distribution of a self-normalised sum; None where parameters or too few rows leave nothing."""
-        features, basis = self.weight * aspect.features, self.basis(node)
+        features, basis = self.summed(aspect.features), self.basis(node)
         size = features.square().sum(0)
         if aspect.of_values:
             basis = basis[:, :0]
@@ -157,8 +174,11 @@ class _Rows:
         return float(special.betainc(0.5 * (degrees - k), 0.5 * k, 1 - min(share, 1.0)))
 
 
-def _scores(fitted: Fitted, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of each learned parameter, the scores (N, size) of the rows: means over draws of those of complete rows."""
+def _scores(fitted: Fitted, values: Mapping[str, Tensor], share: Tensor) -> dict[str, Tensor]:
+    """Of each learned parameter, the scores (N, size) of the rows: means over draws of those of complete rows.
+
+    Those of what a group shares are each row's ``share`` (N,).
+    """
     structure, rows = fitted.structure, len(next(iter(values.values())))
     raw = structure.raw(fitted.naturals)
     if rows * sum(value.numel() for value in raw.values()) > SCORES:
@@ -169,7 +189,7 @@ def _scores(fitted: Fitted, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for node, mechanism in structure.mechanisms.items():
         if mechanism.has_density and not mechanism.is_given:
             density = mechanism.log_prob(naturals[node], values[node], structure.parents(node, values))
-            total = total + density.mean(-1).sum()
+            total = total + (density.mean(-1) * (share if node in structure.shared else 1.0)).sum()
     keys = list(raw)
     if not keys or not total.requires_grad:
         return {}
@@ -198,13 +218,17 @@ class _Side:
     context: tuple[Tensor, ...]
 
 
-def _sides(fitted: Fitted, batch: Batch, seed: int) -> dict[str, _Side]:
+def _sides(fitted: Fitted, groups: Batch | SequenceBatch, seed: int) -> dict[str, _Side]:
     """All nodes of the rows, with what they do not show drawn."""
     graph, generator = fitted.structure.graph, torch.Generator().manual_seed(seed)
+    batch = groups.steps if isinstance(groups, SequenceBatch) else groups
     complete = not graph.hidden and all(bool(mask.all()) for mask in batch.mask.values())
     values = {node: value[0].unsqueeze(1) for node, value in batch.values.items()}
     if not complete:
-        values = dict(posterior_draws(fitted, batch, DRAWS, seed, stratified=True))
+        if isinstance(groups, SequenceBatch):
+            values = grouped_rows.draws_of_groups(fitted, groups, DRAWS, seed)
+        else:
+            values = dict(posterior_draws(fitted, batch, DRAWS, seed, stratified=True))
         for node in (one for one in batch.mask if isinstance(fitted.structure.mechanisms[one].space, Interval)):
             seen = batch.mask[node][0].bool().unsqueeze(1)
             # of an interval with one end the other is a draw of the number itself, which takes the place of both

@@ -26,6 +26,8 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms.base import Mechanism, abducted, can_abduct
 
 Values = Mapping[str, Tensor]
+# values (N, draws, width) of all nodes given what rows show, where rows tell of one another
+Drawn = Callable[[Fitted], Values]
 # values (1, N, width), or what makes them (1, M, width) of those (1, M, width) that all nodes had in M worlds
 Setting = Tensor | Callable[[Values], Tensor]
 
@@ -90,6 +92,7 @@ def counterfactual_worlds(
     draws: int,
     seed: int,
     whole: bool = False,
+    drawn: Drawn | None = None,
     most: int = 2_000_000,
 ) -> Worlds:
     """All cases of what rows would have been; nodes that descend from none that is set keep the values that they had.
@@ -100,6 +103,7 @@ def counterfactual_worlds(
         settings: What nodes are set to.
         draws: Draws of unknown numbers that matter, and of noise that a value does not tell up to an interval.
         seed: Determines them.
+        drawn: Draws of all that is unknown, where rows share hidden nodes.
         whole: Whether worlds differ in all that is unknown; otherwise what does not matter is as it is expected.
         most: Worlds that are followed.
     """
@@ -108,7 +112,7 @@ def counterfactual_worlds(
     needed = {name for node in changed for name in (node, *graph.parents(node))}
     if whole or any(callable(setting) for setting in settings.values()):
         needed = set(graph.nodes)
-    worlds = _known(fitted, batch, needed, draws, seed)
+    worlds = _drawn(drawn(fitted)) if drawn else _known(fitted, batch, needed, draws, seed)
     if any(_is_open(mechanisms[node]) for node in changed) and len(worlds.row) == batch.rows:
         worlds = worlds.take(worlds.row.repeat_interleave(draws), torch.tensor(1 / draws))
     generator = torch.Generator().manual_seed(seed + 1)
@@ -131,14 +135,21 @@ def counterfactual_worlds(
 
 
 def untold_counterfactuals(
-    fitted: Fitted, batch: Batch, settings: Mapping[str, Setting], nodes: Sequence[str], *, draws: int, seed: int
+    fitted: Fitted,
+    batch: Batch,
+    settings: Mapping[str, Setting],
+    nodes: Sequence[str],
+    *,
+    draws: int,
+    seed: int,
+    drawn: Drawn | None = None,
 ) -> list[str]:
     """Nodes of which the answers, in the first rows, are not told: other parameters fit the data as well."""
-    few = batch.first(20)
+    few = batch if drawn else batch.first(20)
     own = {n: s if callable(s) else s.expand(1, batch.rows, -1)[:, : few.rows] for n, s in settings.items()}
 
     def about(at: Fitted, node: str) -> Belief:
-        worlds = counterfactual_worlds(at, few, own, draws=draws, seed=seed)
+        worlds = counterfactual_worlds(at, few, own, draws=draws, seed=seed, drawn=drawn)
         change = worlds.weight.unsqueeze(-1) * (worlds.after[node] - worlds.before[node]).abs()
         is_discrete = fitted.structure.mechanisms[node].space.is_discrete
         return Belief(worlds.expected(node, few.rows), None if is_discrete else (change.sum(0) / few.rows).square())
@@ -161,10 +172,9 @@ def _known(fitted: Fitted, batch: Batch, needed: Collection[str], draws: int, se
     """Worlds as they were: unknown categories that are needed in every state, by the chain rule."""
     structure, batch = fitted.structure, batch.widened()
     gaps = [n for n in structure.graph.order if n not in batch.mask or not bool(batch.mask[n].all())]
-    row, one = torch.arange(batch.rows), torch.ones(batch.rows, dtype=torch.float64)
     if not all(structure.mechanisms[node].space.is_discrete for node in gaps if node in needed):
-        drawn = {n: v.flatten(0, 1) for n, v in posterior_draws(fitted, batch, draws, seed, stratified=True).items()}
-        return Worlds(row.repeat_interleave(draws), one.repeat_interleave(draws) / draws, drawn, drawn)
+        return _drawn(posterior_draws(fitted, batch, draws, seed, stratified=True))
+    row, one = torch.arange(batch.rows), torch.ones(batch.rows, dtype=torch.float64)
     seen = {node: value[0] for node, value in batch.values.items()}
     for node in (node for node in gaps if node not in needed):
         expected = believe(fitted, batch, node, []).expected
@@ -176,6 +186,14 @@ def _known(fitted: Fitted, batch: Batch, needed: Collection[str], draws: int, se
         worlds = worlds.branched(likely, node)
         shown.append(node)
     return worlds
+
+
+def _drawn(values: Values) -> Worlds:
+    """A world for each draw (N, draws, width)."""
+    rows, draws = next(iter(values.values())).shape[:2]
+    flat = {node: value.flatten(0, 1) for node, value in values.items()}
+    row = torch.arange(rows).repeat_interleave(draws)
+    return Worlds(row, torch.full((len(row),), 1 / draws, dtype=torch.float64), flat, flat)
 
 
 def _evidence(batch: Batch, worlds: Worlds, shown: Collection[str]) -> Batch:

@@ -272,7 +272,7 @@ class ModelBase:
         if self.structure.shared:
             raise ModelError(
                 f"this is asked of rows one by one; those of a {self.group} share {listed(self.structure.shared)}: "
-                "log_likelihood, predict, posterior, impute and sample know that"
+                "log_likelihood, predict, posterior, impute, check, counterfactual and sample know that"
             )
         table = known_table(data)
         if isinstance(table, Sequences | list | tuple):

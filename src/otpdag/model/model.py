@@ -413,9 +413,19 @@ class Model(ModelBase):
         """
         self._refuse_sequences("counterfactual")
         draws, seed = check_count("draws", draws), check_seed(seed)
-        batch, index = self._read_rows(data, partial)
+        drawn = None
+        if self.group:
+            groups, index, place = self._read_groups(data, partial)
+            batch = groups.steps.take(place)
+
+            def drawn(at: row_posterior.Fitted) -> Mapping[str, Tensor]:
+                """Values of all nodes given the rows of each group, in the table's order."""
+                return {node: own[place] for node, own in draws_of_groups(at, groups, draws, seed).items()}
+
+        else:
+            batch, index = self._read_rows(data, partial)
         settings = {node: self._setting(node, value, batch.rows) for node, value in check_mapping("do", do).items()}
-        worlds = counterfactual_worlds(self.fitted, batch, settings, draws=draws, seed=seed, whole=random)
+        worlds = counterfactual_worlds(self.fitted, batch, settings, draws=draws, seed=seed, whole=random, drawn=drawn)
         if random:
             worlds = worlds.sampled(batch.rows, torch.Generator().manual_seed(seed + 2))
         expected = {node: worlds.expected(node, batch.rows) for node in self.graph.nodes}
@@ -425,7 +435,7 @@ class Model(ModelBase):
             names = [f"{node}={label}" for label in self.labels(node)] if is_discrete else list(column.names)
             table[names] = expected[node].numpy()  # the mean of a count is no count
         seen = [node for node in changed_by(self.graph, settings) if node in self.graph.observed]
-        untold = untold_counterfactuals(self.fitted, batch, settings, seen, draws=draws, seed=seed)
+        untold = untold_counterfactuals(self.fitted, batch, settings, seen, draws=draws, seed=seed, drawn=drawn)
         table.attrs["not identified"] = self._not_identified(settings, seen, (), untold)
         return table
 
@@ -705,7 +715,7 @@ class Model(ModelBase):
             number of tests: below 0.01 for any row in one right model of a hundred.
         """
         self._refuse_sequences("check", "score")
-        return checks.node_checks(self.fitted, self._read_rows(data, partial)[0], seed=check_seed(seed))
+        return checks.node_checks(self.fitted, self._read(data, partial)[0], seed=check_seed(seed))
 
     def _table(self, values: Mapping[str, Tensor], index: pd.Index) -> pd.DataFrame:
         """Values (N, width) of nodes as columns."""
