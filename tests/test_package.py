@@ -41,3 +41,13 @@ def test_the_package_graphs_and_errors_import_nothing_heavy():
         "assert not {'torch', 'pandas', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_what_a_first_fit_needs_leaves_the_heavy_parts_of_scipy_out():
+    code = (
+        "import sys, otpdag\n"
+        "from otpdag import mechanisms\n"
+        "otpdag.fit, otpdag.Model\n"
+        "assert not {'scipy.special', 'scipy.sparse', 'scipy.stats', 'scipy.optimize'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import sparse
 
 Array = NDArray[np.float64]
 Words = Sequence[Sequence[Hashable]]
@@ -91,7 +91,7 @@ def _first(topics: Words, topk: int) -> list[list[Hashable]]:
 
 def _windows(
     number: dict[Hashable, int], documents: Iterable[Sequence[Hashable]], window: int | None
-) -> sparse.csr_array:
+) -> sp.sparse.csr_array:
     """Which words the windows of all documents hold, (windows, words): ones and zeros."""
     rows: list[int] = []
     columns: list[int] = []
@@ -114,4 +114,4 @@ def _windows(
         begin += count
     if not begin:
         raise ValueError("`documents` must hold at least one document; got none")
-    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(begin, len(number)))
+    return sp.sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(begin, len(number)))

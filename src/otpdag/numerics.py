@@ -228,6 +228,21 @@ def side_by_side(columns: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(columns), -1)
 
 
+def first_connected(many: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first of all that each is connected with, by pairs of neighbours: SciPy's takes long to import.
+
+    >>> first_connected(5, np.array([2, 0]), np.array([3, 2])).tolist()
+    [0, 1, 0, 0, 4]
+    """
+    first = np.arange(many)
+    while (apart := first[left] != first[right]).any():
+        low, high = np.sort([first[left][apart], first[right][apart]], axis=0)
+        np.minimum.at(first, high, low)
+        while (first[first] != first).any():
+            first = first[first]
+    return first
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 
 ELEMENTS_WORTH_A_THREAD = 5_000_000  # of a tensor: below, starting a thread costs more than it saves

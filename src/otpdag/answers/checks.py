@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 import torch
-from scipy import special
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -171,7 +171,7 @@ class _Rows:
         share = float(((left.sum(0) @ vectors)[kept].square() / values[kept]).sum()) / len(left)
         share = share / 2 if aspect.of_values else share  # parameters of other rows are as uncertain as these rows' sum
         k = int(kept.sum())
-        return float(special.betainc(0.5 * (degrees - k), 0.5 * k, 1 - min(share, 1.0)))
+        return float(sp.special.betainc(0.5 * (degrees - k), 0.5 * k, 1 - min(share, 1.0)))
 
 
 def _scores(fitted: Fitted, values: Mapping[str, Tensor], share: Tensor) -> dict[str, Tensor]:

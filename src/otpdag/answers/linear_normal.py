@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats takes as long to import as pandas
 
 from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import free_parameters
@@ -132,7 +132,7 @@ def fit_indices(fitted: Fitted, batch: Batch) -> FitIndices | None:
     return FitIndices(
         chi_square=statistic,
         degrees=degrees,
-        p_value=float(special.chdtrc(degrees, statistic)),
+        p_value=float(sp.special.chdtrc(degrees, statistic)),
         cfi=1 - excess / base_excess if base_excess else 1.0,
         tli=(ratio - statistic / degrees) / (ratio - 1) if ratio > 1 else 1.0,
         rmsea=float(np.sqrt(len(rows.blocks) * excess / (degrees * total))),  # of several groups by Steiger (1998)

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 import torch
 from numpy.typing import NDArray
-from scipy import special  # scipy.stats takes as long to import as pandas
 from torch import Tensor
 
 from otpdag.answers.identification import Identification, identify_all, identify_path
@@ -354,7 +354,7 @@ def effect_of(
             untold = known.untold(slopes(point)) | _is_untold_elsewhere(problem, point, slopes)
         error = delta_errors(slopes(point), known.covariance).where(torch.from_numpy(~untold), torch.nan)
         identification = replace(identification, told=not bool(untold.any()))
-    reach = float(special.ndtri((1 + level) / 2)) * error
+    reach = float(sp.special.ndtri((1 + level) / 2)) * error
     index = pd.MultiIndex.from_product([list(values)[1:], list(names)], names=[treatment, outcome])
     columns = {"effect": effect, "std_error": error, "lower": effect - reach, "upper": effect + reach}
     table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index)

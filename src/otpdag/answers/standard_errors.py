@@ -23,10 +23,9 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 import torch
 from numpy.typing import NDArray
-from scipy import sparse, special  # scipy.stats takes as long to import as pandas
-from scipy.sparse import csgraph
 from torch import Tensor
 
 from otpdag.answers.notes import flat_directions, point_of
@@ -39,7 +38,7 @@ from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Between, Parameter
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import bounded_threads, first_connected
 from otpdag.problem import Problem, RowObjective, TableRows, Units, apart, curvature, differences
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack, parameter_places, unpack
@@ -148,8 +147,8 @@ class Information:
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (P,) and eigenvectors of a symmetric matrix (P, P), of each of its blocks alone, in no order."""
     values, vectors = torch.zeros_like(matrix.diagonal()), torch.zeros_like(matrix)
-    many, block = csgraph.connected_components(matrix.numpy() != 0, directed=False)
-    for number in range(many):
+    block = first_connected(len(matrix), *np.nonzero(matrix.numpy()))
+    for number in np.unique(block):
         own = torch.from_numpy(np.flatnonzero(block == number))
         values[own], vectors[own.unsqueeze(1), own] = torch.linalg.eigh(matrix[own][:, own])
     return values, vectors
@@ -230,9 +229,8 @@ def _joined(problem: TableRows) -> Tensor:
     size, many = len(nodes), patterns.shape[1]
     # vertices: the families of each pattern, then its unknowns
     ends = family[edge] * many + pattern, (size + read[edge]) * many + pattern
-    edges = sparse.coo_array((np.ones(len(edge)), ends), shape=(2 * size * many, 2 * size * many))
-    piece = csgraph.connected_components(edges, directed=False)[1][: size * many]
-    member = sparse.coo_array((np.ones(len(piece)), (piece, np.arange(len(piece)) // many))).tocsr()
+    piece = first_connected(2 * size * many, *ends)[: size * many]
+    member = sp.sparse.coo_array((np.ones(len(piece)), (piece, np.arange(len(piece)) // many))).tocsr()
     owners = _owners(problem).float()
     return owners @ torch.from_numpy((member.T @ member).toarray()).float() @ owners.T > 0
 
@@ -403,7 +401,7 @@ def term_curve(fitted: Fitted, problem: Problem, node: str, parent: str, *, leve
     point = point_of(fitted, problem.shapes)
     slopes = torch.autograd.functional.jacobian(curve, point[0]).detach()
     error = delta_errors(slopes, information_at(problem, point).covariance).numpy()
-    term, reach = curve(point[0]).detach().numpy(), special.ndtri((1 + level) / 2) * error
+    term, reach = curve(point[0]).detach().numpy(), sp.special.ndtri((1 + level) / 2) * error
     at = np.tile(line[:, 0].numpy(), len(term) // points)
     of = np.repeat(np.arange(1, 1 + len(term) // points), points)
     return pd.DataFrame({parent: at, "of": of, "term": term, "lower": term - reach, "upper": term + reach})
@@ -463,12 +461,12 @@ def _ends(
     is_real = np.array(
         [support in (REAL, INCREASING) or isinstance(support, Between) for support in supports], dtype=bool
     )
-    value, reach = estimate.to_numpy(), float(special.ndtri((1 + level) / 2)) * error.to_numpy()
+    value, reach = estimate.to_numpy(), float(sp.special.ndtri((1 + level) / 2)) * error.to_numpy()
     with np.errstate(all="ignore"):  # where there is no error, there is no interval
         lower, upper = (
             np.select(
                 [is_real, is_share],
-                [value + step, special.expit(special.logit(value) + step / (value * (1 - value)))],
+                [value + step, sp.special.expit(sp.special.logit(value) + step / (value * (1 - value)))],
                 value * np.exp(step / value),
             )
             for step in (-reach, reach)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 import torch
 from numpy.typing import NDArray
-from scipy import special
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -86,7 +86,7 @@ def transport_distance(
     sliced = SlicedWasserstein(projections=128, p=1.0)
     along = directions([list(places.values())], int(ends[-1]), sliced, seed).numpy().astype(float)
     reads = (along != 0).sum(0)
-    lengths = special.gamma(reads / 2) / (np.sqrt(np.pi) * special.gamma((reads + 1) / 2))
+    lengths = sp.special.gamma(reads / 2) / (np.sqrt(np.pi) * sp.special.gamma((reads + 1) / 2))
     model = next(draws)
     beside = np.sort(np.concatenate(list(model.values()), 1) @ along, 0)
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import special
+import scipy as sp
 from torch import Tensor
 
 from otpdag.errors import DataError, listed
@@ -697,7 +697,7 @@ def _lie_as_counts(numbers: Floats) -> bool:
         return False
     # a negative binomial's size; as good as endless where the variance is a Poisson count's
     at, size = np.arange(len(share)), mean**2 / max(variance - mean, 1e-3 * mean)
-    ways = special.gammaln(at + size) - special.gammaln(at + 1) - special.gammaln(size)
+    ways = sp.special.gammaln(at + size) - sp.special.gammaln(at + 1) - sp.special.gammaln(size)
     expected = np.exp(ways + size * np.log(size / (size + mean)) + at * np.log(mean / (size + mean)))
     expected[-1] += 1 - expected.sum()
     chance = 0.5 * np.sqrt(expected * (1 - expected) / rows).sum()
@@ -766,7 +766,7 @@ def _doubt_of_real(numbers: Floats, distinct: Floats) -> str:
         instead = "m.LogNormal() or m.Gamma()" if distinct[0] > 0 else "as there are zeros, np.log1p of the column"
         if _skewness(above) > _RULES.skewed and abs(_skewness(np.log(above))) < _skewness(above):
             return f"a long tail to the right, as of areas, incomes and populations: {instead}?"
-        below = float(special.ndtr(-numbers.mean() / numbers.std()))
+        below = float(sp.special.ndtr(-numbers.mean() / numbers.std()))
         if below > _RULES.below_zero:
             return f"a normal column would have {below:.0%} below zero, this one has none: {instead}?"
     return ""

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import scipy as sp
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from otpdag.data.batch import mixed
@@ -32,8 +32,8 @@ class Documents:
 
     def __init__(self, counts: Any) -> None:
         try:
-            held: Any = counts if sparse.issparse(counts) else np.asarray(counts, dtype=float)
-            matrix: sparse.csr_array = sparse.csr_array(held, dtype=np.float64, copy=True)  # what follows is in place
+            held: Any = counts if sp.sparse.issparse(counts) else np.asarray(counts, dtype=float)
+            matrix: sp.sparse.csr_array = sp.sparse.csr_array(held, dtype=np.float64, copy=True)  # changed below
         except (TypeError, ValueError, OverflowError) as error:
             raise DataError(f"documents must be a matrix of counts (documents, words): {error}") from None
         matrix.sum_duplicates()
@@ -42,7 +42,7 @@ class Documents:
         if matrix.nnz and (not np.isfinite(matrix.data).all() or matrix.data.min() < 0):
             raise DataError("counts of words must be finite and at least 0")
         matrix.eliminate_zeros()
-        self.counts: sparse.csr_array = matrix
+        self.counts: sp.sparse.csr_array = matrix
 
     @property
     def canonical_order(self) -> npt.NDArray[np.int64]:
@@ -53,7 +53,7 @@ class Documents:
         return filled[np.argsort(hashed, kind="stable")]
 
 
-def shuffled_words(documents: sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:
+def shuffled_words(documents: sp.sparse.csr_array, generator: np.random.Generator) -> list[Tensor]:
     """Word numbers of each document, in random order; fractions are rounded, and no document is left empty."""
     words = []
     for at in range(documents.shape[0]):

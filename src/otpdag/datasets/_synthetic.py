@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import scipy as sp
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
 from otpdag.numerics import Array
 
@@ -34,7 +34,7 @@ class Bars:
         alpha: The concentrations of the Dirichlet distribution that the shares were drawn from.
     """
 
-    counts: sparse.csr_array
+    counts: sp.sparse.csr_array
     topics: Array
     theta: Array
     alpha: Array
@@ -85,8 +85,8 @@ def bars(
     gamma = _lines(topics // 2)
     theta = rng.dirichlet(concentrations, size=documents)
     chunks = (theta[start : start + 1000] for start in range(0, documents, 1000))  # bounds memory
-    parts = [sparse.csr_array(rng.multinomial(words, _normalised(part @ gamma))) for part in chunks]
-    return Bars(sparse.csr_array(sparse.vstack(parts)), gamma, theta, concentrations)
+    parts = [sp.sparse.csr_array(rng.multinomial(words, _normalised(part @ gamma))) for part in chunks]
+    return Bars(sp.sparse.csr_array(sp.sparse.vstack(parts)), gamma, theta, concentrations)
 
 
 def _lines(side: int) -> Array:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import scipy as sp
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from otpdag.backward import network_parameters
@@ -47,8 +47,6 @@ from otpdag.schedules import Constant
 from otpdag.settings import Objective, PushForward
 from otpdag.structure import unpack
 
-Counts = sparse.csr_array
-
 # updates of plain pairs after which repeats of words are compared: they change by less than 0.02 afterwards
 REPEAT_UPDATES = 60
 
@@ -61,7 +59,7 @@ class DocumentData(DataKind):
     """Documents that have words."""
 
     model: Model
-    counts: Counts
+    counts: sp.sparse.csr_array
 
     @classmethod
     def of(cls, model: Model, documents: Documents) -> DocumentData:

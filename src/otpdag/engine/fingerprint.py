@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-from scipy import sparse
+import scipy as sp
 from torch import Tensor
 
 from otpdag.data.parts import Parts
@@ -78,9 +78,6 @@ def _pieces(value: Any) -> Iterator[Any]:
                 for at, (name, kind) in enumerate(frame.dtypes.items())
             ]
             yield pd.util.hash_pandas_object(frame, index=not isinstance(value, pd.DataFrame)).to_numpy()
-        case _ if sparse.issparse(value):
-            rows = cast(Any, value).tocsr()
-            yield [rows.shape, rows.data, rows.indices, rows.indptr]
         case Parts():
             yield from value.each(_of_part)
         case Model():
@@ -102,6 +99,9 @@ def _pieces(value: Any) -> Iterator[Any]:
         case _ if is_dataclass(value):
             yield type(value)
             yield {one.name: getattr(value, one.name) for one in fields(value)}
+        case _ if sp.sparse.issparse(value):
+            rows = cast(Any, value).tocsr()
+            yield [rows.shape, rows.data, rows.indices, rows.indptr]
         case _:
             yield from _pieces_by_itself(value)
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 from torch import Tensor
 
 from otpdag.answers.notes import ENDLESS, UNDETERMINED
@@ -337,7 +337,7 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
         return data
     if isinstance(data, Images):
         return ImageData.of(model, data, device=device)
-    if isinstance(data, Documents) or sparse.issparse(data):
+    if isinstance(data, Documents) or (not isinstance(data, pd.DataFrame) and sp.sparse.issparse(data)):
         return DocumentData.of(model, data if isinstance(data, Documents) else Documents(data))
     if not isinstance(data, pd.DataFrame) and is_partitioned(data):
         return TableData.in_parts(model, data, weights=weights, device=device, every_row=every_row)

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 import torch
 from numpy.typing import ArrayLike
-from scipy import sparse
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.utils import Tags
@@ -31,7 +31,7 @@ from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
 from otpdag.numerics import Array, bounded_threads
 
-Counts = sparse.csr_array
+Counts = sp.sparse.csr_array
 
 TOPIC_PRIOR = 0.1  # concentration of the prior on words, where topics have a distribution: sparse, as topics are
 
@@ -355,7 +355,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             raise DataError("X must be a matrix of counts, as in fit: the words of its columns are not known")
         else:
             counts = self._vectorizer.transform(texts)
-        return sparse.csr_array(counts.astype(np.float64))
+        return sp.sparse.csr_array(counts.astype(np.float64))
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import scipy as sp
 import torch
-from scipy import sparse
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -100,7 +100,7 @@ class PaperTopicsProblem(Algorithm1):
     """
 
     structure: Structure
-    counts: sparse.csr_array
+    counts: sp.sparse.csr_array
     words: Tensor | None
     encoder: DocumentEncoder
     shapes: Mapping[str, tuple[int, ...]]
@@ -183,7 +183,7 @@ def document_encoder(structure: Structure, settings: PaperTopics, seed: int) -> 
 
 def paper_topics_problem(
     structure: Structure,
-    documents: sparse.csr_array,
+    documents: sp.sparse.csr_array,
     shapes: Mapping[str, tuple[int, ...]],
     objective: Objective,
     settings: PaperTopics,

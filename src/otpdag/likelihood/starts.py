@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import scipy as sp
 import torch
-from scipy import special
 from torch import Tensor
 
 from otpdag.clustering import k_means, nearest
@@ -143,12 +143,12 @@ def _clusters(
     if not first and not lasts and generator.random() < 0.75:
         centres = columns[generator.choice(len(share), size, p=share)]
         apart = ((columns**2).sum(1, keepdims=True) + (centres**2).sum(1)) / 2 - columns @ centres.T
-        return special.softmax(np.log(generator.dirichlet(np.ones(size))) - apart, axis=1)
+        return sp.special.softmax(np.log(generator.dirichlet(np.ones(size))) - apart, axis=1)
     if not first:
         columns = columns * np.exp(generator.normal(0.0, 1.0, columns.shape[1]))
     if not first and lasts and generator.random() < 0.4:
         scores = columns @ generator.standard_normal((columns.shape[1], size))
-        return special.softmax(2 * scores / np.maximum(scores.std(0), 1e-9), axis=1)
+        return sp.special.softmax(2 * scores / np.maximum(scores.std(0), 1e-9), axis=1)
     sample = columns[generator.choice(len(share), min(len(columns), CLUSTERED_ROWS), p=share)]
     runs = [k_means(sample, size, generator) for _ in range(3 if first else 1)]
     centres = min(runs, key=lambda run: run[1])[0]

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Self
 
 import numpy as np
+import scipy as sp
 import torch
-from scipy import sparse
 from torch import Tensor
 
 from otpdag.errors import ModelError
@@ -373,7 +373,7 @@ class WordPairs:
         kept: Pairs that are kept dense: 100 MB.
     """
 
-    counts: sparse.csr_array
+    counts: sp.sparse.csr_array
     total: float
     at_once: int = 4_000_000
     kept: int = 25_000_000
@@ -383,10 +383,10 @@ class WordPairs:
     def of(cls, documents: Documents) -> WordPairs:
         """Count the pairs of sparse documents; a word that is there n times makes n (n - 1) pairs with itself."""
         documents = documents.astype(np.float64)
-        pairs = sparse.csr_array(documents.T @ documents)
+        pairs = sp.sparse.csr_array(documents.T @ documents)
         with_itself = documents.copy()
         with_itself.data = np.minimum(with_itself.data, with_itself.data**2)
-        pairs = sparse.csr_array(pairs - sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
+        pairs = sp.sparse.csr_array(pairs - sp.sparse.diags_array(np.asarray(with_itself.sum(0)).ravel()))
         pairs.eliminate_zeros()
         return cls(pairs, float(pairs.sum()))
 
@@ -397,7 +397,7 @@ class WordPairs:
 
     def __add__(self, other: WordPairs) -> WordPairs:
         """Pairs of both sets of documents."""
-        return WordPairs(sparse.csr_array(self.counts + other.counts), self.total + other.total)
+        return WordPairs(sp.sparse.csr_array(self.counts + other.counts), self.total + other.total)
 
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
@@ -563,10 +563,10 @@ def start_topics(
     lengths = np.maximum(np.asarray(part.sum(1)).ravel(), 1e-12)
     overall = np.asarray(part.sum(0)).ravel()
     overall = overall / overall.sum()
-    shares = sparse.csr_array(sparse.diags_array(1 / lengths) @ part)
+    shares = sp.sparse.csr_array(sp.sparse.diags_array(1 / lengths) @ part)
     # a share's variance is that of its word's frequency; a short document's is larger
-    scaled = sparse.diags_array(np.sqrt(np.minimum(lengths / lengths.mean(), 1))) @ shares
-    scaled = sparse.csr_array(scaled @ sparse.diags_array(1 / np.sqrt(np.maximum(overall, 1e-12))))
+    scaled = sp.sparse.diags_array(np.sqrt(np.minimum(lengths / lengths.mean(), 1))) @ shares
+    scaled = sp.sparse.csr_array(scaled @ sp.sparse.diags_array(1 / np.sqrt(np.maximum(overall, 1e-12))))
     residual = _project(scaled, min(size, min(scaled.shape)), generator)
     near = max(1, min(len(chosen), max(5, len(chosen) // (20 * size))))
     corners = []

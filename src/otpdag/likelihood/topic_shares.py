@@ -27,16 +27,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
+import scipy as sp
 import torch
 from numpy.typing import NDArray
-from scipy import sparse, special
 from torch import Tensor
 
 from otpdag.numerics import Array
 
-Documents = sparse.csr_array
+Documents: TypeAlias = "sp.sparse.csr_array"  # imported when it is used
 
 SMALLEST = 1e-30  # keeps quotients and logarithms finite in single precision, whose smallest number is 1e-38
 ALPHA_RANGE = (1e-4, 1e3)  # concentrations beyond are as good as zero, or as even shares
@@ -267,7 +268,7 @@ class AssignmentDraws:
         shape = alpha + by_document
         # of Gamma(a) as Gamma(a + 1) U^(1/a): small shapes would round to zero
         gamma, uniform = self._generator.standard_gamma(shape + 1), self._generator.random(shape.shape)
-        self._shares = special.softmax(np.log(gamma) + np.log1p(-uniform) / shape, axis=1)
+        self._shares = sp.special.softmax(np.log(gamma) + np.log1p(-uniform) / shape, axis=1)
         return by_document, by_word.T
 
 
@@ -280,12 +281,12 @@ def simulated_documents(
         The documents, and how often each topic gave each word (K, words): what data without gaps would tell.
     """
     by_document = generator.multinomial(lengths, generator.dirichlet(alpha, len(lengths)))
-    counts = sparse.csr_array((len(lengths), topics.shape[1]), dtype=np.int64)
+    counts = sp.sparse.csr_array((len(lengths), topics.shape[1]), dtype=np.int64)
     by_word = np.zeros_like(topics)
     for k, chances in enumerate(topics):
         rows = np.repeat(np.arange(len(lengths)), by_document[:, k])
         words = generator.choice(len(chances), len(rows), p=chances / chances.sum())
-        counts = counts + sparse.csr_array((np.ones(len(rows), dtype=np.int64), (rows, words)), shape=counts.shape)
+        counts = counts + sp.sparse.csr_array((np.ones(len(rows), dtype=np.int64), (rows, words)), shape=counts.shape)
         by_word[k] = np.bincount(words, minlength=len(chances))
     return counts, by_word
 
@@ -372,8 +373,8 @@ def word_concentration(
     """
     words, total = counts.shape[1], counts.sum(1)
     for _ in range(steps):
-        own = (special.digamma(counts + concentration) - special.digamma(concentration)).sum()
-        common = (special.digamma(total + words * concentration) - special.digamma(words * concentration)).sum()
+        own = (sp.special.digamma(counts + concentration) - sp.special.digamma(concentration)).sum()
+        common = (sp.special.digamma(total + words * concentration) - sp.special.digamma(words * concentration)).sum()
         concentration = float(np.clip(concentration * own / (words * common), *within))
     return concentration
 
@@ -429,7 +430,7 @@ def topic_draws(
         shape = by_word + prior
         drawn = generator.standard_gamma(shape) + np.finfo(float).tiny
         topics = drawn / drawn.sum(1, keepdims=True)
-        roots = np.exp(special.gammaln(shape + 0.5) - special.gammaln(shape))  # expected of such draws, up to a factor
+        roots = np.exp(sp.special.gammaln(shape + 0.5) - sp.special.gammaln(shape))  # up to a factor
         roots /= np.linalg.norm(roots, axis=1, keepdims=True)
         yield DrawnTopics(roots, by_word.sum(1), alpha, prior)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy as sp
 import torch
-from scipy import special
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -64,7 +64,8 @@ class _Law:
 
 def _student_log_density(x: Array, df: Array) -> Array:
     half = 0.5 * (df + 1)
-    return special.gammaln(half) - special.gammaln(0.5 * df) - 0.5 * np.log(np.pi * df) - half * np.log1p(x * x / df)
+    size = sp.special.gammaln(half) - sp.special.gammaln(0.5 * df) - 0.5 * np.log(np.pi * df)
+    return size - half * np.log1p(x * x / df)
 
 
 def _student_quantile(level: Array, df: Array, far_out: float = 1e-100) -> Array:
@@ -73,25 +74,25 @@ def _student_quantile(level: Array, df: Array, far_out: float = 1e-100) -> Array
     SciPy 1.17 loses the quantiles with five degrees of freedom from a level of 1e-280 on.
     """
     far = level < far_out
-    share = special.betaincinv(0.5 * df, 0.5, 2 * np.where(far, level, far_out))
-    return np.where(far, -np.sqrt(df * (1 - share) / share), special.stdtrit(df, level))
+    share = sp.special.betaincinv(0.5 * df, 0.5, 2 * np.where(far, level, far_out))
+    return np.where(far, -np.sqrt(df * (1 - share) / share), sp.special.stdtrit(df, level))
 
 
 GAMMA = _Law(
-    below=lambda x, a: special.gammainc(a, x),
-    above=lambda x, a: special.gammaincc(a, x),
-    point=lambda u, a: special.gammaincinv(a, u),
-    log_density=lambda x, a: special.xlogy(a - 1, x) - x - special.gammaln(a),
+    below=lambda x, a: sp.special.gammainc(a, x),
+    above=lambda x, a: sp.special.gammaincc(a, x),
+    point=lambda u, a: sp.special.gammaincinv(a, u),
+    log_density=lambda x, a: sp.special.xlogy(a - 1, x) - x - sp.special.gammaln(a),
 )
 BETA = _Law(
-    below=lambda x, a, b: special.betainc(a, b, x),
-    above=lambda x, a, b: special.betainc(b, a, 1 - x),  # far faster than betaincc
-    point=lambda u, a, b: special.betaincinv(a, b, u),
-    log_density=lambda x, a, b: special.xlogy(a - 1, x) + special.xlog1py(b - 1, -x) - special.betaln(a, b),
+    below=lambda x, a, b: sp.special.betainc(a, b, x),
+    above=lambda x, a, b: sp.special.betainc(b, a, 1 - x),  # far faster than betaincc
+    point=lambda u, a, b: sp.special.betaincinv(a, b, u),
+    log_density=lambda x, a, b: sp.special.xlogy(a - 1, x) + sp.special.xlog1py(b - 1, -x) - sp.special.betaln(a, b),
 )
 STUDENT = _Law(
-    below=lambda x, df: special.stdtr(df, x),
-    above=lambda x, df: special.stdtr(df, -x),
+    below=lambda x, df: sp.special.stdtr(df, x),
+    above=lambda x, df: sp.special.stdtr(df, -x),
     point=_student_quantile,
     log_density=_student_log_density,
 )
@@ -168,18 +169,18 @@ def poisson_quantile(u: Tensor, rate: Tensor) -> Tensor:
     tensor([1., 3., 8.])
     """
     level, mean = (_array(tensor).ravel() for tensor in torch.broadcast_tensors(inside_unit(u), rate))
-    normal = special.ndtri(level)
+    normal = sp.special.ndtri(level)
     guess = np.floor(mean + np.sqrt(mean) * normal + (normal**2 - 1) / 6)
     count = np.maximum(guess, 0.0)
     exact = mean < 1e6
-    reached = special.pdtr(count, mean) >= level
+    reached = sp.special.pdtr(count, mean) >= level
     short = np.flatnonzero(exact & ~reached)
     while short.size:
         count[short] += 1
-        short = short[special.pdtr(count[short], mean[short]) < level[short]]
+        short = short[sp.special.pdtr(count[short], mean[short]) < level[short]]
     beyond = np.flatnonzero(exact & reached & (count > 0))
     while beyond.size:
-        beyond = beyond[special.pdtr(count[beyond] - 1, mean[beyond]) >= level[beyond]]
+        beyond = beyond[sp.special.pdtr(count[beyond] - 1, mean[beyond]) >= level[beyond]]
         count[beyond] -= 1
         beyond = beyond[count[beyond] > 0]
     return torch.as_tensor(count).to(u).reshape(np.broadcast_shapes(u.shape, rate.shape))

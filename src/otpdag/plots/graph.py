@@ -16,11 +16,11 @@ from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 import numpy as np
+import scipy as sp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Polygon
 from matplotlib.path import Path
-from scipy.optimize import isotonic_regression
 
 from otpdag.errors import GraphError
 from otpdag.graph import Graph
@@ -290,7 +290,7 @@ class Layout:
         for sweep in range(sweeps):
             for part, start in list(zip(parts, starts, strict=True))[:: 1 - 2 * (sweep % 2)]:
                 wish = pull[part] @ x / total[part] - start
-                x[part] = isotonic_regression(wish, weights=total[part]).x + start
+                x[part] = sp.optimize.isotonic_regression(wish, weights=total[part]).x + start
         return dict(zip(items, x.tolist(), strict=True))
 
     def _down(self, joined: nx.DiGraph) -> tuple[dict[Item, float], dict[Item, float]]:

@@ -14,9 +14,9 @@ from operator import itemgetter
 from typing import Any
 
 import numpy as np
+import scipy as sp
 import torch
 from numpy.typing import NDArray
-from scipy import stats
 from torch import Tensor
 
 from otpdag.mechanisms import Family, Mechanism, Noise, from_spec, start, tie
@@ -284,7 +284,7 @@ def check_density(case: Case) -> None:
         levels, total = compare(case, value, partial(_density, case.mechanism, params, parents))
         error = abs(total - 1)
         case.require(error < 5e-3, f"exp(log_prob) integrates to one within {error:.1e} only")
-        case.require_likely(stats.kstest(levels, "uniform").pvalue, "draws do not follow log_prob")
+        case.require_likely(sp.stats.kstest(levels, "uniform").pvalue, "draws do not follow log_prob")
 
 
 def _density(mechanism: Mechanism, params: Params, parents: Parents, points: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ def check_score(case: Case) -> None:
     scores = torch.cat([grad.flatten(1) for grad in torch.autograd.grad(log_prob.sum(), leaves)], -1)
     # a few fixed directions are enough
     directions = case.noise(scores.shape[1], prior=Noise(min(scores.shape[1], 8)), salt=4)
-    p_values = stats.ttest_1samp((scores @ directions).numpy(), 0.0).pvalue
+    p_values = sp.stats.ttest_1samp((scores @ directions).numpy(), 0.0).pvalue
     case.require_likely(np.min(p_values), "draws do not follow log_prob: mean score not zero")
 
 
@@ -349,7 +349,7 @@ def check_abduction(case: Case) -> None:
     case.require_close(again, case.draws(), "forward(abduct(value)) is another value", 1e-6)
     law = "uniform" if mechanism.noise.kind == "uniform" else "norm"
     for index in range(mechanism.noise.dim):
-        p_value = stats.kstest(noise[..., index].flatten().numpy(), law).pvalue
+        p_value = sp.stats.kstest(noise[..., index].flatten().numpy(), law).pvalue
         case.require_likely(p_value, f"abducted noise {index} does not follow its prior")
 
 

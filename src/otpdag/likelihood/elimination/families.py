@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pandas.util import hash_array
-from scipy.sparse import coo_array
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -30,7 +29,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import LINE, Mechanism, Params, Parents, abducted, can_abduct, defines_together, is_linear
 from otpdag.mechanisms.categorical import Categorical
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.numerics import joint_one_hot
+from otpdag.numerics import first_connected, joint_one_hot
 from otpdag.structure import Structure
 
 Flags = npt.NDArray[np.bool_]
@@ -368,16 +367,13 @@ def cut(families: Sequence[FamilyView], need: Needs) -> Pieces:
     >>> pieces.touch_node.tolist()
     [0, 1, 2, 3, 4]
     """
-    from scipy.sparse.csgraph import connected_components  # slow to import
-
     rows, nodes = np.nonzero(need.unknown)
     cell_of = np.full(need.unknown.shape, -1, dtype=np.int64)
     cell_of[rows, nodes] = np.arange(len(rows))
     left, right, touch_cell, touch_node, complete = _links(families, need, cell_of)
-    matrix = coo_array((np.ones(len(left), dtype=np.int8), (left, right)), shape=(len(rows), len(rows)))
-    many, label = connected_components(matrix, directed=False)
+    first, label = np.unique(first_connected(len(rows), left, right), return_inverse=True)
     by_piece = np.argsort(label, kind="stable")
-    piece_row = np.zeros(many, dtype=np.int64)
+    piece_row = np.zeros(len(first), dtype=np.int64)
     piece_row[label] = rows
     touch_piece = label[touch_cell].astype(np.int64)
     touches = np.argsort(touch_piece, kind="stable")
