@@ -152,7 +152,7 @@ class Shares(Predicted):
         A soft configuration of the parents averages them, which is what an expectation over it needs.
         """
         if not self.is_table:
-            return torch.log_softmax(self.predictor(params, parents, like), -1)
+            return torch.log_softmax(self.predictor(params, parents, like).mT, -2).mT  # the last axis is slow
         return self.row_of(log_table(params["probs"]), parents, axis_count(parents, like))
 
     def counted(self, table: Tensor, value: Tensor, parents: Parents) -> Tensor:
