@@ -52,7 +52,7 @@ DIFFERENCES = (
     "*Paper mode* is the published practice by our code. On BBC News one start of it comes, in 300 of the paper's "
     "1,000 epochs, to the coherence and diversity that the paper prints for it. SVI, EM and ProdLDA, run to where they "
     "end, come further there than the paper has them, so that its product, 0.077, is below that of SVI, 0.082 to 0.094 "
-    "after as many epochs as after half of them. What was tried: after 100 epochs it is 0.055, and 0.048 where "
+    "of five starts, halfway as at the end. What was tried: after 100 epochs it is 0.055, and 0.048 where "
     "Gaussian noise is multiplied by the variance, as printed; log-concentrations that start at zero in place of "
     "about four leave topics that never part (0.002 times 0.26), and whether words occur in place of how often, as in "
     "the published code, is slower. The "
