@@ -27,27 +27,17 @@ def discrete_world(seed, **kwargs):
     return make_world(nodes, random_edges(rng, names, 0.4), rng, hidden=hidden, **kwargs)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_categories_sum_like_all_joint_states(seed):
-    structure, naturals, batch = discrete_world(seed, replicas=2)
-    layout = lay_out(structure, batch)
-    torch.testing.assert_close(log_evidence(naturals, layout), enumerated(structure, naturals, batch, {}))
+def assert_same_sums(naturals, batch, layout, oracle, tempering=None, sums=(1e-7, 1e-7), slopes=(1e-7, 1e-7)):
+    """Sums of rows, and the gradient of a weighed one by replica, against another way to compute the same.
 
-
-@pytest.mark.parametrize("tempering", [Tempering(0.3), Tempering(2.0, uniform=True), Tempering(1.0, best=True)])
-def test_tempered_sums_are_those_over_all_joint_states(tempering):
-    structure, naturals, batch = discrete_world(3)
-    found = log_evidence(naturals, lay_out(structure, batch), tempering)
-    options = {"power": tempering.power, "uniform": tempering.uniform, "best": tempering.best}
-    torch.testing.assert_close(found, enumerated(structure, naturals, batch, {}, **options))
-
-
-def assert_same_gradients(naturals, batch, layout, oracle, *, tempering=None, rtol=1e-7, atol=1e-7):
-    """The gradient of a weighed sum, replica by replica, against that of another way to compute the same."""
+    ``sums`` and ``slopes`` are relative and absolute limits.
+    """
+    (rtol, atol), (slope_rtol, slope_atol) = sums, slopes
     leaves, ours = with_leaves(naturals)
     their_leaves, theirs = with_leaves(naturals)
-    value = total_evidence(ours, layout, tempering=tempering or Tempering())
-    truth = (batch.weight * oracle(theirs)).sum(-1)
+    rows, tempering = oracle(theirs), tempering or Tempering()
+    torch.testing.assert_close(log_evidence(naturals, layout, tempering), rows.detach(), rtol=rtol, atol=atol)
+    value, truth = total_evidence(ours, layout, tempering=tempering), (batch.weight * rows).sum(-1)
     torch.testing.assert_close(value, truth, rtol=rtol, atol=atol)
     outer = torch.tensor([1.0, -2.0]).double()[: len(value)]
     mine = torch.autograd.grad((outer * value).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -55,26 +45,25 @@ def assert_same_gradients(naturals, batch, layout, oracle, *, tempering=None, rt
         (outer * truth).sum(), list(their_leaves.values()), allow_unused=True, materialize_grads=True
     )
     for key, one, two in zip(leaves, mine, other, strict=True):
-        torch.testing.assert_close(one, two, rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            one, two, rtol=slope_rtol, atol=slope_atol, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_gradients_of_categories_are_those_of_the_sum_over_all_states(seed):
+@pytest.mark.parametrize("seed", range(8))
+def test_categories_sum_like_all_joint_states(seed):
     structure, naturals, batch = discrete_world(seed, replicas=2)
     layout = lay_out(structure, batch)
-    assert_same_gradients(naturals, batch, layout, lambda own: enumerated(structure, own, batch, {}))
+    assert_same_sums(naturals, batch, layout, lambda own: enumerated(structure, own, batch, {}))
 
 
 @pytest.mark.parametrize("tempering", [Tempering(0.3), Tempering(2.0, uniform=True), Tempering(1.0, best=True)])
-def test_tempered_gradients(tempering):
+def test_tempered_sums_are_those_over_all_joint_states(tempering):
     structure, naturals, batch = discrete_world(5)
     options = {"power": tempering.power, "uniform": tempering.uniform, "best": tempering.best}
-    assert_same_gradients(
-        naturals,
-        batch,
-        lay_out(structure, batch),
-        lambda own: enumerated(structure, own, batch, {}, **options),
-        tempering=tempering,
+    layout = lay_out(structure, batch)
+    assert_same_sums(
+        naturals, batch, layout, lambda own: enumerated(structure, own, batch, {}, **options), tempering=tempering
     )
 
 
@@ -98,11 +87,14 @@ def test_mixed_unknowns_sum_like_fine_grids(seed):
         for node in lost[2:]:
             batch.mask[node][0, row] = True
     supports = {"x": normal_points(), "y": normal_points(), "v": normal_points(12.0), "k": count_points()}
-    truth = enumerated(structure, naturals, batch, supports)
     layout = moved(naturals, lay_out(structure, batch))
-    torch.testing.assert_close(log_evidence(naturals, layout), truth, rtol=1e-6, atol=1e-6)
-    assert_same_gradients(
-        naturals, batch, layout, lambda own: enumerated(structure, own, batch, supports), rtol=1e-5, atol=1e-4
+    assert_same_sums(
+        naturals,
+        batch,
+        layout,
+        lambda own: enumerated(structure, own, batch, supports),
+        sums=(1e-6, 1e-6),
+        slopes=(1e-5, 1e-4),
     )
 
 
@@ -235,22 +227,23 @@ def test_an_unknown_number_sums_like_a_fine_grid(name, place):
     nodes = {"a": m.Normal(), "z": m.Bernoulli(), "u": m.Normal(), "y": m.Normal(), "w": m.Bernoulli()}
     nodes["u" if place == "unknown" else "y"] = NUMBERS[name]()
     structure, naturals, batch = make_world(
-        nodes, [("a", "u"), ("z", "u"), ("u", "y"), ("u", "w")], rng, rows=30, gaps=0.0
+        nodes, [("a", "u"), ("z", "u"), ("u", "y"), ("u", "w")], rng, rows=18, gaps=0.0
     )
     if name == "beta" and place == "unknown":  # else shares pile up at one, where no digits are left
         naturals["u"]["concentration"] = 8 * naturals["u"]["concentration"]
     batch.mask["u"][0, ::2] = False
     batch.mask["z"][0, ::3] = False
-    grid = {"u": fine_grid(structure, "u")}
-    truth = enumerated(structure, naturals, batch, grid)
+    own, theirs = (
+        {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in naturals.items()} for _ in range(2)
+    )
+    rows = enumerated(structure, theirs, batch, {"u": fine_grid(structure, "u")})
+    truth = rows.detach()
     layout = moved(naturals, lay_out(structure, batch))
     torch.testing.assert_close(log_evidence(naturals, layout), truth, rtol=0, atol=ERRORS.get(name, 1e-4))
     layout = moved(naturals, lay_out(structure, batch, EliminationOptions(grid=96)))
     torch.testing.assert_close(log_evidence(naturals, layout), truth, rtol=0, atol=1e-4)
-    own = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in naturals.items()}
-    theirs = {n: {k: v.clone().requires_grad_() for k, v in p.items()} for n, p in naturals.items()}
     total_evidence(own, layout).sum().backward()
-    (batch.weight * enumerated(structure, theirs, batch, grid)).sum().backward()
+    (batch.weight * rows).sum().backward()
     for node, params in own.items():
         for key, value in params.items():
             if value.grad is not None and key != "probs":

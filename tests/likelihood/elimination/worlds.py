@@ -109,13 +109,13 @@ def enumerated(structure, naturals, batch, supports, *, power=1.0, uniform=False
             points, length = (torch.eye(space.width).double(), None) if space.is_discrete else supports[node]
             states.append(points)
             lengths.append(torch.zeros(len(points)).double() if length is None else length)
-        index = list(itertools.product(*(range(len(s)) for s in states)))
-        columns = torch.tensor(index, dtype=torch.long).reshape(len(index), len(unknown))
+        sizes = [len(s) for s in states]
+        columns = torch.as_tensor(np.indices(sizes).reshape(len(sizes), math.prod(sizes)).T)
         values = {n: s[columns[:, i]].unsqueeze(0) for i, (n, s) in enumerate(zip(unknown, states, strict=True))}
-        prior = sum((one[columns[:, i]] for i, one in enumerate(lengths)), torch.zeros(len(index)).double())
+        prior = sum((one[columns[:, i]] for i, one in enumerate(lengths)), torch.zeros(len(columns)).double())
         for node in structure.graph.order:
             if node not in values:
-                values[node] = batch.values[node][:, row : row + 1].expand(1, len(index), -1)
+                values[node] = batch.values[node][:, row : row + 1].expand(1, len(columns), -1)
         prior, likelihood = prior.unsqueeze(0), torch.zeros(1, 1).double()
         for node, mechanism in structure.mechanisms.items():
             log_prob = mechanism.log_prob(naturals[node], values[node], structure.parents(node, values))
