@@ -19,11 +19,11 @@ import pkgutil
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -346,8 +346,10 @@ def _list(known: dict[str, Experiment], failed: dict[str, str]) -> None:
 def _about(name: str, run: Run) -> dict[str, Any]:
     """What determines a run, the command that repeats it, and the versions that it ran with."""
     packages = ("otpdag", "torch", "numpy", "scipy", "scikit-learn", "pandas", "hmmlearn", "tomotopy")
-    installed = {package.name: package.version for package in distributions()}
-    versions = {package: installed[package] for package in packages if package in installed}
+    versions = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     return {
         "experiment": name,
         "seed": run.seed,

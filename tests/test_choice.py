@@ -124,14 +124,14 @@ def test_what_is_not_a_model_is_refused_by_name(models, message):
 
 def test_a_choice_among_models_of_a_wrong_family_says_so():
     rng = np.random.default_rng(61)
-    far = rng.integers(0, 2, 600).astype(bool)
-    table = pd.DataFrame({name: np.where(far, 6 + rng.gamma(3, 1.2, 600), rng.gamma(2, 1, 600)) for name in "xyz"})
+    far = rng.integers(0, 2, 400).astype(bool)
+    table = pd.DataFrame({name: np.where(far, 6 + rng.gamma(3, 1.2, 400), rng.gamma(2, 1, 400)) for name in "xyz"})
     graph = otp.Graph([("k", name) for name in table], hidden=["k"])
     nodes = {name: m.Normal() for name in table}
     chosen = otp.select(lambda k: otp.Model(graph, {"k": m.Categorical(k), **nodes}), (2, 3), table)
     assert chosen.table["contradicted"].str.contains("skewed otherwise than it says").all()
     assert chosen.hint == ", the last that was tried; rows contradict it: a node may be of another family"
-    right = table.assign(**{name: 5.0 * far + rng.normal(size=600) for name in "xyz"})
+    right = table.assign(**{name: 5.0 * far + rng.normal(size=400) for name in "xyz"})
     chosen = otp.select(lambda k: otp.Model(graph, {"k": m.Categorical(k), **nodes}), (1, 2, 3), right)
     assert chosen.best == 2
     assert not chosen.table["contradicted"][2]

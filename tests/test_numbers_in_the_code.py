@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "otpdag"
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    """A module, which both tests read."""
+    return ast.parse(text)
 
 
 def silent(text: str) -> list[str]:
@@ -14,7 +21,7 @@ def silent(text: str) -> list[str]:
     A comment above stands for all constants right below it; those of mathematics speak for themselves.
     """
     lines, names, covered = text.splitlines(), [], -1
-    for node in filter(_is_number, ast.parse(text).body):
+    for node in filter(_is_number, parsed(text).body):
         if lines[node.lineno - 2].startswith("#") or covered == node.lineno - 1:
             covered = node.end_lineno
         elif "#" not in lines[node.end_lineno - 1]:
@@ -53,6 +60,6 @@ def test_texts_stand_in_docstrings_alone():
 
 def later_texts(text: str) -> list[int]:
     """Lines of texts that are statements of their own, but not the first of a body."""
-    bodies = (getattr(node, "body", None) for node in ast.walk(ast.parse(text)))
+    bodies = (getattr(node, "body", None) for node in ast.walk(parsed(text)))
     later = [part for body in bodies if isinstance(body, list) for part in body[1:] if isinstance(part, ast.Expr)]
     return [part.lineno for part in later if isinstance(getattr(part.value, "value", None), str)]

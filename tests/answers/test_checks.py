@@ -94,7 +94,7 @@ def test_complete_rows_draw_nothing_and_gaps_little():
 def test_estimated_parameters_do_not_hide_the_shape():
     """Residuals of a regression are too small; without the scores, the test of their shape would be too."""
     generator, found = np.random.default_rng(4), []
-    for _ in range(150):
+    for _ in range(100):
         x = generator.normal(size=60)
         table = pd.DataFrame({"x": x, "y": x + generator.normal(size=60)})
         model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Given(), "y": m.Normal()})

@@ -213,8 +213,7 @@ def test_files_of_an_older_run_do_not_stand_beside_new_ones(factory, tmp_path):
     assert set(contents(tmp_path / "run")) == RUN_FILES
 
 
-@pytest.mark.parametrize("stop", [otp.DataError("no"), KeyboardInterrupt()], ids=["error", "interrupt"])
-@pytest.mark.parametrize("place", ["intervals", "words_of"])
+@pytest.mark.parametrize(("place", "stop"), [("intervals", otp.DataError("no")), ("words_of", KeyboardInterrupt())])
 def test_a_fit_that_fails_leaves_what_was_there(factory, fitted, tmp_path, monkeypatch, place, stop):
     def fail(*_: object, **__: object) -> None:
         raise stop
@@ -920,7 +919,7 @@ def test_version_and_help():
 # --- start-up ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["fit", "--help"], ["impute", "--help"]])
+@pytest.mark.parametrize("words", [["--version"], ["fit", "--help"]])
 def test_help_and_version_import_nothing_heavy(words):
     code = (
         "import sys\n"

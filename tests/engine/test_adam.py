@@ -311,7 +311,7 @@ def test_a_map_of_the_users_own_is_learned():
     model = otp.Model(otp.Graph([("f", name) for name in frame], hidden=["f"]), nodes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
-        method = otp.paper(steps=400)
+        method = otp.paper(steps=250)
         method = replace(method, evaluation=replace(method.evaluation, backward=build))
         otp.fit(model, frame, method=method, restarts=1)
     assert len(built) == 1

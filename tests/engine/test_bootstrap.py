@@ -45,7 +45,7 @@ def test_a_mixture_keeps_its_labels_over_the_draws(method):
     frame = pd.DataFrame({"x": np.where(state, -3.0, 3.0) + generator.standard_normal(300)})
     model = otp.Model(otp.Graph([("z", "x")], hidden=["z"]), {"z": m.Categorical(2), "x": m.Normal()})
     result = otp.fit(model, frame, seed=0, method=method, restarts=3)
-    table = result.intervals(draws=30, seed=0)
+    table = result.intervals(draws=15, seed=0)
     low, high = table.loc[("x", "loc", (0,))], table.loc[("x", "loc", (1,))]
     assert low["lower"] < -2.5 < high["lower"]
     assert (high["upper"] - high["lower"]) < 1.0

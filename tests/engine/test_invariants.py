@@ -81,7 +81,7 @@ def numbers_of(model):
     return np.concatenate([value.ravel() for own in model.params().values() for value in own.values()])
 
 
-@settings(PROFILE, max_examples=10)
+@settings(PROFILE, max_examples=5)
 @given(problems(), st.sampled_from(["entropic", "entropic", "transport"]))
 def test_whatever_the_table(tmp_path_factory, problem, method):
     check(tmp_path_factory, problem, method)

@@ -352,8 +352,8 @@ def test_robust_fits_of_files_say_what_to_do_instead(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
-@pytest.mark.parametrize("memory", [0, 2**29])
-def test_a_fit_of_parts_that_was_stopped_ends_bit_for_bit_where_it_would_have_ended(tmp_path, memory):
+@pytest.mark.parametrize(("memory", "early"), [(0, 1), (2**29, 2)])
+def test_a_fit_of_parts_that_was_stopped_ends_bit_for_bit_where_it_would_have_ended(tmp_path, memory, early):
     mixed_table(1500).to_parquet(tmp_path / "table.parquet")
     parts = otp.Partitioned(tmp_path / "table.parquet", block_rows=400, held_rows=600, memory=memory)
 
@@ -363,11 +363,10 @@ def test_a_fit_of_parts_that_was_stopped_ends_bit_for_bit_where_it_would_have_en
 
     whole, expected = end()
     path = tmp_path / "run.checkpoint"
-    for step in (len(whole.history) // 2, len(whole.history) - 1):
-        end(checkpoint=path, callbacks=[lambda record, step=step: record["step"] + 1 >= step])
-        resumed, found = end(checkpoint=path)
-        assert resumed.loss == whole.loss
-        for node, own in expected.items():
-            for name, value in own.items():
-                np.testing.assert_array_equal(found[node][name], value)
-        path.unlink()
+    step = (len(whole.history) - 1) // early  # the last one, or one in the middle
+    end(checkpoint=path, callbacks=[lambda record: record["step"] + 1 >= step])
+    resumed, found = end(checkpoint=path)
+    assert resumed.loss == whole.loss
+    for node, own in expected.items():
+        for name, value in own.items():
+            np.testing.assert_array_equal(found[node][name], value)

@@ -99,7 +99,7 @@ def check(model, table, method):
     assert np.isfinite(model.distance(table))
 
 
-@settings(PROFILE, max_examples=15)
+@settings(PROFILE, max_examples=8)
 @given(problems())
 def test_entropic_fits(problem):
     check(*problem, METHODS["entropic"])

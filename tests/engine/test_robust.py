@@ -52,8 +52,8 @@ def test_without_robustness_the_same_outliers_ruin_the_fit(spoilt):
 def test_clean_data_are_left_alone():
     frame = clean_rows(np.random.default_rng(1))
     plain, robust = mixture_model(), mixture_model()
-    otp.fit(plain, frame, seed=0, restarts=6)
-    result = otp.fit(robust, frame, seed=0, robust="outliers", restarts=6)
+    otp.fit(plain, frame, seed=0, restarts=3)
+    result = otp.fit(robust, frame, seed=0, robust="outliers", restarts=3)
     assert result.row_weights.mean() > 0.97
     np.testing.assert_allclose(robust.params()["x"]["loc"], plain.params()["x"]["loc"], atol=0.1)
 
@@ -61,7 +61,7 @@ def test_clean_data_are_left_alone():
 def test_never_more_than_a_quarter_is_left_out():
     generator = np.random.default_rng(2)
     frame, _ = replace_rows(clean_rows(generator), 0.45, "box", generator)
-    result = otp.fit(mixture_model(), frame, seed=0, robust=True, restarts=4)
+    result = otp.fit(mixture_model(), frame, seed=0, robust=True, restarts=2)
     assert 1 - result.row_weights.mean() <= 0.25 + 1e-9
 
 
@@ -78,7 +78,7 @@ def test_options_say_how_much_is_left_out_at_most(most, least):
 def test_missing_cells_are_allowed(spoilt):
     frame = small_models.delete_cells(spoilt[0], 0.1, np.random.default_rng(3))
     model = mixture_model()
-    otp.fit(model, frame, seed=0, robust=True, restarts=6)
+    otp.fit(model, frame, seed=0, robust=True, restarts=3)
     np.testing.assert_allclose(model.params()["x"]["loc"], [[0, 0], [4, 2]], atol=0.4)
 
 

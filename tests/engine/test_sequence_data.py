@@ -103,9 +103,9 @@ def test_a_column_without_values_is_refused():
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
 def test_a_state_that_nothing_visits():
-    x = np.random.default_rng(0).poisson(5, (5, 60))
+    x = np.random.default_rng(0).poisson(5, (4, 40))
     model = poisson_hmm(size=3)
-    otp.fit(model, x, seed=0, restarts=2)
+    otp.fit(model, x, seed=0, restarts=1)
     params = model.params()
     assert np.isfinite(params["x"]["log_rate"]).all()
     assert np.isfinite(params["z"]["probs"]).all()

@@ -24,7 +24,7 @@ from otpdag.structure import pack
 CENTRES = np.array([[-8.0, 0.0], [0.0, -8.0], [0.0, 8.0], [9.0, 9.0], [9.0, -9.0]])
 
 
-def five_clusters(rows: int = 1500) -> np.ndarray:
+def five_clusters(rows: int = 800) -> np.ndarray:
     rng = np.random.default_rng(0)
     return CENTRES[rng.integers(0, 5, rows)] + rng.normal(size=(rows, 2))
 
@@ -242,7 +242,7 @@ SHARED = {  # the second and the third state share rows that they tell apart by 
 }
 
 
-def table(rows: int = 1500, gaps: float = 0.0) -> pd.DataFrame:
+def table(rows: int = 800, gaps: float = 0.0) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     truth = {node: {name: np.array(value)[0] for name, value in own.items()} for node, own in TRUTH.items()}
     h = rng.choice(3, rows, p=truth["h"]["probs"][0])
