@@ -24,6 +24,22 @@ def test_an_autoregression_returns_to_its_mean():
     assert list(table.index) == [(0, 1), (0, 2), (0, 3)]
 
 
+def test_sequences_of_every_length_go_on_from_their_own_ends():
+    """By a plain loop: two lags and a parent that is given; before the first step there is nothing but that step."""
+    graph = otp.Graph([otp.lag("x", "x"), otp.lag("x", "x", by=2), ("u", "x")])
+    model = otp.Model(graph, {"u": m.Given(), "x": m.Normal()})
+    model.set_params({"x": {"loc": 1.0, "weight": [2.0, 0.5, -0.3], "scale": 1e-7}})
+    seen = [[4.0], [7.0, -3.0], [1.0, 2.0, 5.0, -6.0]]
+    rows = [pd.DataFrame({"u": np.zeros(len(one)), "x": one}) for one in seen]
+    future = np.random.default_rng(0).normal(size=(3, 4))
+    table = model.forecast(otp.Sequences(rows), 4, draws=2, given=pd.DataFrame({"u": future.ravel()}))
+    for number, one in enumerate(seen):
+        path = [one[0], *one]
+        for step, u in enumerate(future[number], start=1):
+            path.append(1.0 + 2.0 * u + 0.5 * path[-1] - 0.3 * path[-2])
+            assert table.loc[(number, step), "x"] == pytest.approx(path[-1], abs=1e-5)
+
+
 def test_a_hidden_chain_forgets_its_state():
     graph = otp.Graph([otp.lag("z", "z"), ("z", "x")], hidden=["z"])
     model = otp.Model(graph, {"z": m.Categorical(2), "x": m.Categorical(2)})
