@@ -76,11 +76,13 @@ def check_learned(made, size):
     assert 1 < made.perplexity(images) <= size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [VQVAE, VQVAEEMA, SQVAE])
 def test_each_learns_something(method):
     check_learned(method(16, 8, random_state=0, **SMALL).fit(tiles()), 16)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["VQEMA", "RevivedVQEMA", "FiniteScalar"])
 def test_quantisers_of_vector_quantize_pytorch_learn_and_leave_the_global_state_alone(method):
     pytest.importorskip("vector_quantize_pytorch", exc_type=ImportError)
