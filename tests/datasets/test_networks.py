@@ -103,7 +103,7 @@ def test_asia_has_the_marginals_of_its_paper(data_folder):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["alarm", "asia", "cancer", "earthquake", "sachs", "survey"])
+@pytest.mark.parametrize("name", ["alarm", "survey"])
 def test_tables_agree_with_pgmpy(name, data_folder):
     readwrite = pytest.importorskip("pgmpy.readwrite")
     network = read_bif(data_folder / "bif" / f"{name}.bif")
