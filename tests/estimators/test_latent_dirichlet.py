@@ -190,6 +190,7 @@ def test_the_default_reads_how_often_words_repeat(fitted):
     assert topic_errors(before, lda.components_)["hellinger"] < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::otpdag.errors.ConvergenceWarning")
 def test_the_papers_encoders_of_counts_and_of_words_agree():
     """The cost of a document is linear in its counts, which say as much as its words one after another."""
