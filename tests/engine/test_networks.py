@@ -40,7 +40,7 @@ def test_a_network_converges_and_finds_a_curve(gaps):
 
 
 def test_units_of_a_column_change_nothing_but_its_units():
-    plain, large = (fitted(curved(150, seed=7, unit=unit)) for unit in (1.0, 1e4))
+    plain, large = (fitted(curved(80, seed=7, unit=unit)) for unit in (1.0, 1e4))
     np.testing.assert_allclose(curve(large) / 1e4, curve(plain), atol=0.02)
 
 
