@@ -128,7 +128,6 @@ def test_fit_is_determined_by_its_seed(factory, fitted, tmp_path):
     assert first != second
 
 
-@pytest.mark.slow
 def test_fit_with_weights_method_and_steps(factory, tmp_path):
     result = run(
         "fit",

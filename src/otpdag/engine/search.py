@@ -466,7 +466,8 @@ class _Field:
             if moved is None and keep:
                 moved = self._elsewhere(problem, outcome, alive)
             if moved is None:
-                outcome = outcome if most is None else replace(outcome, converged=torch.ones_like(outcome.converged))
+                if most is not None and limited == most:  # it settled in as many steps as it asked for
+                    outcome = replace(outcome, converged=torch.ones_like(outcome.converged))
                 break
             if gains.have_ended(moved):
                 problem, outcome = gains.end(outcome)
