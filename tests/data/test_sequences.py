@@ -20,6 +20,38 @@ def test_a_frame_is_put_in_order_of_sequence_and_time():
 
 
 @pytest.mark.parametrize(
+    "times",
+    [
+        ["8", "9", "10", "11"],
+        [8, "9", "10", 11],
+        pd.Categorical(["8", "9", "10", "11"]),
+        pd.Categorical(["a", "d", "b", "c"], categories=["a", "d", "b", "c"], ordered=True),
+        ["2020-02-01", "2020-02-09", "2020-02-10 08:00", "2020-12-01"],
+        pd.period_range("2020-09", periods=4, freq="M"),
+        pd.date_range("2020-09-30", periods=4, tz="Europe/Rome"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sequence", ["who", None])
+def test_steps_are_ordered_by_what_their_times_say(times, sequence):
+    frame = pd.DataFrame({"who": "a", "when": times, "x": [1.0, 2.0, 3.0, 4.0]}).iloc[[2, 0, 3, 1]]
+    assert Sequences(frame, sequence=sequence, time="when").table["x"].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_weights_of_sequences_are_known_by_their_names():
+    rng = np.random.default_rng(4)
+    frame = pd.DataFrame({"who": np.repeat(["b", "a"], 20), "x": rng.normal(size=40) + np.repeat([0.0, 3.0], 20)})
+    each = pd.Series({"a": 3.0, "b": 1.0})  # as a groupby has it: sorted
+    found = []
+    for weights in (each, [1.0, 3.0]):
+        model = otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()})
+        found.append(otp.fit(model, Sequences(frame, sequence="who"), weights=weights).loss)
+    assert found[0] == found[1]
+    with pytest.raises(otp.DataError, match="weights must have the index of the table, or the names of its sequences"):
+        otp.fit(model, Sequences(frame, sequence="who"), weights=each.rename({"a": "c"}))
+
+
+@pytest.mark.parametrize(
     ("data", "lengths", "shape"),
     [
         (np.zeros(5), [5], (5, 1)),
@@ -54,6 +86,9 @@ def test_lengths_split_a_table():
         (lambda: Sequences(pd.DataFrame({"x": [1]}), time="t"), "time must name a column; got 't'"),
         (lambda: Sequences(pd.DataFrame({"x": [1, 2], "t": [1, 1]}), time="t"), "found .1. twice"),
         (lambda: Sequences(pd.DataFrame({"x": [1, 2], "t": [1, None]}), time="t"), "no missing values"),
+        (lambda: Sequences(pd.DataFrame({"x": [1, 2], "t": ["w9", "w10"]}), time="t"), "'t' must order .* got 'w9'"),
+        (lambda: Sequences(pd.DataFrame([[1, 2, 2]], columns=[*"xtt"]), time="t"), "column 't' must be there once"),
+        (lambda: Sequences([pd.DataFrame({"x": [1]}), pd.DataFrame({"y": [1]})]), "same columns; got 'x' and 'y'"),
         (lambda: Sequences({"x": np.zeros((2, 3)), "y": np.zeros((2, 4))}), "same sequences for every node"),
     ],
 )

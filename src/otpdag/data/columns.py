@@ -103,7 +103,7 @@ def as_frame(data: Any) -> pd.DataFrame:
             raise DataError(f"data must be a dictionary of columns of one length; {error}") from None
     if not isinstance(table, pd.DataFrame):
         raise DataError(f"data must be a DataFrame or a dictionary of columns; got {type(data).__name__}")
-    _check_once(table, table.columns)
+    check_once(table, table.columns)
     return table
 
 
@@ -119,7 +119,7 @@ def _check_aligned(data: Mapping[str, Any]) -> None:
             )
 
 
-def _check_once(frame: pd.DataFrame, names: Iterable[Any]) -> None:
+def check_once(frame: pd.DataFrame, names: Iterable[Any]) -> None:
     """Refuse a frame that has several columns of one of these names, or names of several parts."""
     if isinstance(frame.columns, pd.MultiIndex):
         raise DataError(f"columns must have plain names; got pairs such as {frame.columns[0]!r}: join their parts")
@@ -142,7 +142,7 @@ def frame_of(data: object, columns: Mapping[str, Column]) -> pd.DataFrame:
     data = known_table(data)
     names = [name for column in columns.values() for name in column.names]
     if isinstance(data, pd.DataFrame):
-        _check_once(data, names)
+        check_once(data, names)
         return _with_ends(data, columns)
     if isinstance(data, Mapping):
         return _with_ends(_from_mapping(data, columns), columns)

@@ -6,10 +6,11 @@ A :class:`Sequences` says which rows belong together and in which order; :func:`
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from otpdag.data.batch import Batch, mixed, row_hashes
-from otpdag.data.columns import Schema, Table, find_labels, known_table, to_numpy
+from otpdag.data.columns import Schema, Table, as_label, check_once, find_labels, known_table, to_numpy
 from otpdag.data.table import encode, read_weights
-from otpdag.errors import DataError
+from otpdag.errors import DataError, listed
 
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -33,7 +34,8 @@ class Sequences:
         data: A DataFrame (one sequence, unless ``sequence`` or ``lengths`` split it); a list of arrays or frames, one
             for each sequence; an array (N, T) or (N, T, d); or a mapping from nodes to such arrays. NaN is missing.
         sequence: The column of a DataFrame that tells sequences apart.
-        time: The column of a DataFrame that orders the steps of a sequence; without one, the order of the rows.
+        time: The column of a DataFrame that orders the steps of a sequence: numbers, days, ordered categories, or text
+            that reads as numbers or as days in the ISO form; without one, the order of the rows.
         lengths: Lengths of the sequences that lie one after another in ``data``.
 
     Raises:
@@ -60,8 +62,9 @@ class Sequences:
         if lengths is not None and sequence is not None:
             raise DataError("give lengths or sequence, not both")
         table: Table
+        self.ids: pd.Index | None = None  # what a column calls the sequences, in their order
         if isinstance(data, pd.DataFrame):
-            table, own_lengths = _from_frame(data, sequence, time)
+            table, own_lengths, self.ids = _from_frame(data, sequence, time)
         elif isinstance(data, Mapping):
             table, own_lengths = _from_mapping(data)
         elif isinstance(data, list | tuple):
@@ -173,30 +176,55 @@ def encode_sequences(data: Sequences, schema: Schema, *, hidden: Iterable[str], 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _from_frame(frame: pd.DataFrame, sequence: str | None, time: str | None) -> tuple[pd.DataFrame, Lengths]:
+def _from_frame(
+    frame: pd.DataFrame, sequence: str | None, time: str | None
+) -> tuple[pd.DataFrame, Lengths, pd.Index | None]:
     for argument, name in (("sequence", sequence), ("time", time)):
         if name is not None and name not in frame.columns:
             raise DataError(f"{argument} must name a column; got {name!r}, the table has {list(frame.columns)}")
+    keys = [name for name in (sequence, time) if name is not None]
+    check_once(frame, keys)
     for name in (sequence, time):
         if name is not None and bool(frame[name].isna().any()):
             raise DataError(f"column {name!r} must have no missing values: it says where a row belongs")
-    keys = [name for name in (sequence, time) if name is not None]
     if time is not None:
+        frame = frame.copy(deep=False)
+        frame[time] = _moments(frame[time])
         twice = frame.duplicated(keys)
         if bool(twice.any()):
             doubled = frame.loc[twice, keys].iloc[0].tolist()
             raise DataError(f"columns {keys} must differ in every row; found {doubled} twice")
+    ids = None
     if sequence is None:
         ordered = frame if time is None else frame.sort_values(time, kind="stable")
         lengths = np.array([len(frame)])
     else:
         if frame[sequence].dtype == object:
             find_labels(frame[sequence])  # refuses 1 beside True, which are one key, and what is none
-        code = pd.factorize(frame[sequence])[0]
+        code, distinct = pd.factorize(frame[sequence])
+        ids = pd.Index(distinct)
         order = np.argsort(code, kind="stable") if time is None else np.lexsort((frame[time].to_numpy(), code))
         ordered = frame.iloc[order]
         lengths = np.bincount(code)
-    return ordered.drop(columns=keys), _check_lengths(lengths, len(frame))
+    return ordered.drop(columns=keys), _check_lengths(lengths, len(frame)), ids
+
+
+def _moments(column: pd.Series) -> npt.NDArray[Any]:
+    """When steps were, by what their cells say: as text, 10 would come before 9, and May after April."""
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        if column.dtype.ordered:
+            return column.cat.codes.to_numpy()
+        column = column.astype(column.dtype.categories.dtype)
+    if pd.api.types.infer_dtype(column) not in ("string", "mixed", "mixed-integer", "bytes"):
+        return column.to_numpy()
+    for read in (pd.to_numeric, partial(pd.to_datetime, format="ISO8601")):
+        with contextlib.suppress(ValueError, TypeError):
+            return np.asarray(read(column))
+    found = as_label(column.iloc[0])
+    raise DataError(
+        f"column {column.name!r} must order the steps: numbers, days (as in 2020-12-31) or ordered categories; got "
+        f"{found!r}"
+    )
 
 
 def _from_mapping(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Lengths]:
@@ -213,7 +241,13 @@ def _from_mapping(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], Lengths]:
 def _from_list(data: Sequence[Any]) -> tuple[Table, Lengths]:
     if not data:
         raise DataError("data must hold at least one sequence; got none")
+    data = [known_table(part) for part in data]
     if all(isinstance(part, pd.DataFrame) for part in data):
+        for part in data:
+            if set(part) != set(data[0]):
+                raise DataError(
+                    f"data must be frames of the same columns; got {listed(list(data[0]))} and {listed(list(part))}"
+                )
         lengths = np.array([len(part) for part in data])
         return pd.concat(list(data), ignore_index=True), _check_lengths(lengths, int(lengths.sum()))
     parts = [np.asarray(to_numpy(part)) for part in data]

@@ -342,13 +342,15 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
     if not isinstance(data, pd.DataFrame) and is_partitioned(data):
         return TableData.in_parts(model, data, weights=weights, device=device, every_row=every_row)
     data = known_table(data)
-    if isinstance(weights, pd.Series) and isinstance(data, pd.DataFrame) and not model.graph.is_dynamic:
-        if not weights.index.is_unique or set(weights.index) != set(data.index):
+    if isinstance(weights, pd.Series):
+        is_frame = isinstance(data, pd.DataFrame)
+        index = as_sequences(data).ids if model.graph.is_dynamic else data.index if is_frame else None
+        if index is not None and (not weights.index.is_unique or set(weights.index) != set(index)):
             raise DataError(
-                "weights must have the index of the table; to take them in their order whatever it is, give "
-                "weights.to_numpy()"
+                "weights must have the index of the table, or the names of its sequences; to take them in their order "
+                "whatever it is, give weights.to_numpy()"
             )
-        weights = weights.reindex(data.index)
+        weights = weights if index is None else weights.reindex(index)
     if isinstance(weights, str):
         if weights in model.graph.nodes:
             raise DataError(f"weights names column {weights!r}, which is a node of the model; weights need their own")
