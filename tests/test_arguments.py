@@ -71,6 +71,11 @@ def test_values_that_a_node_cannot_have_are_told_by_the_name_of_the_argument():
     assert model.effect("dose", "y", values=(1, 3)).table["effect"].item() == pytest.approx(2)
 
 
+def test_a_tensor_with_a_gradient_is_a_value_like_another(fitted):
+    learned, plain = (fitted.query("n", {"x": torch.tensor(1.0, requires_grad=want)}) for want in (True, False))
+    pd.testing.assert_series_equal(learned, plain)
+
+
 def test_a_column_alone_is_no_vector():
     model = otp.Model(otp.Graph([("a", "v")]), {"a": m.Normal(), "v": m.MultivariateNormal(2)})
     rows = {"a": RNG.normal(size=40), "v": RNG.normal(size=(40, 2))}

@@ -28,6 +28,17 @@ def test_a_counterfactual_keeps_the_noise_of_its_row():
     assert drawn["y"].tolist() == pytest.approx([4.0 - 3 * 1.5, 9.0 - 3 * 2.0])
 
 
+def test_a_series_sets_each_row_by_its_index():
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+    model.set_params({"x": {"loc": 0, "scale": 1}, "y": {"loc": 0, "weight": 1, "scale": 1}})
+    rows = pd.DataFrame({"x": [0.0, 0.0], "y": [1.0, 2.0]}, index=["a", "b"])
+    do = pd.Series({"b": 20.0, "a": 10.0})
+    for asked in (do, lambda drawn: pd.Series([20.0, 10.0], index=[1, 0])):
+        assert model.counterfactual(rows, {"x": asked})["y"].tolist() == pytest.approx([11.0, 22.0])
+    with pytest.raises(otp.DataError, match=r"do\['x'\] must have the index of the table"):
+        model.counterfactual(rows, {"x": do.rename({"a": "c"})})
+
+
 def test_a_counterfactual_of_categories_bounds_what_could_have_been():
     graph = otp.Graph([("t", "y")])
     model = otp.Model(graph, {"t": m.Categorical(2), "y": m.Categorical(2)})

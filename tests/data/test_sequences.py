@@ -87,6 +87,7 @@ def test_lengths_split_a_table():
         (lambda: Sequences(pd.DataFrame({"x": [1, 2], "t": [1, 1]}), time="t"), "found .1. twice"),
         (lambda: Sequences(pd.DataFrame({"x": [1, 2], "t": [1, None]}), time="t"), "no missing values"),
         (lambda: Sequences(pd.DataFrame({"x": [1, 2], "t": ["w9", "w10"]}), time="t"), "'t' must order .* got 'w9'"),
+        (lambda: Sequences(pd.DataFrame({"x": [1, 2], "s": [1, "1"]}), sequence="s"), "'1' as text and as a number"),
         (lambda: Sequences(pd.DataFrame([[1, 2, 2]], columns=[*"xtt"]), time="t"), "column 't' must be there once"),
         (lambda: Sequences([pd.DataFrame({"x": [1]}), pd.DataFrame({"y": [1]})]), "same columns; got 'x' and 'y'"),
         (lambda: Sequences({"x": np.zeros((2, 3)), "y": np.zeros((2, 4))}), "same sequences for every node"),

@@ -390,6 +390,12 @@ def find_labels(present: pd.Series[Any]) -> tuple[Label, ...] | None:
         raise DataError(
             f"column {present.name!r} holds truth values and numbers, and True would be taken for 1: use one of them"
         )
+    if str in kinds and kinds - {str}:
+        alike = {str(value) for value in distinct if not isinstance(value, str)} & {*distinct}
+        if alike:
+            raise DataError(
+                f"column {present.name!r} holds {min(alike)!r} as text and as a number, which would be two: use one"
+            )
     return tuple(sorted({as_label(value) for value in distinct}, key=lambda x: (type(x).__name__, x)))
 
 
@@ -414,6 +420,22 @@ def in_blocks(series: pd.Series[Any], rows: int = 2**16) -> Iterator[pd.Series[A
     """A column part by part: what is looked up in a long one takes as much memory as the column, and keeps it."""
     for begin in range(0, len(series), rows):
         yield series.iloc[begin : begin + rows]
+
+
+def aligned(values: Any, index: pd.Index | None, what: str) -> Any:
+    """A series in the order of a table with this index; anything else as it is.
+
+    >>> aligned(pd.Series({"b": 2, "a": 1}), pd.Index(["a", "b"]), "weights").tolist()
+    [1, 2]
+    """
+    if index is None or not isinstance(values, pd.Series) or values.index.equals(index):
+        return values
+    if not values.index.is_unique or len(values) != len(index) or set(values.index) != set(index):
+        raise DataError(
+            f"{what} must have the index of the table, or the names of its sequences; to take them in their order "
+            "whatever it is, give to_numpy()"
+        )
+    return values.reindex(index)
 
 
 def as_label(value: Any) -> Label:

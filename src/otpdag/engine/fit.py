@@ -24,7 +24,7 @@ from torch import Tensor
 from otpdag.answers.notes import ENDLESS, UNDETERMINED
 from otpdag.answers.summary import told_priors
 from otpdag.data import Documents, Images, Sequences
-from otpdag.data.columns import known_table
+from otpdag.data.columns import aligned, known_table
 from otpdag.data.parts import is_partitioned, weights_in
 from otpdag.data.sequences import as_sequences, replace_table
 from otpdag.engine.checkpoint import Journal
@@ -345,12 +345,7 @@ def recognise(model: Model, data: Any, *, weights: ArrayLike | str | None, devic
     if isinstance(weights, pd.Series):
         is_frame = isinstance(data, pd.DataFrame)
         index = as_sequences(data).ids if model.graph.is_dynamic else data.index if is_frame else None
-        if index is not None and (not weights.index.is_unique or set(weights.index) != set(index)):
-            raise DataError(
-                "weights must have the index of the table, or the names of its sequences; to take them in their order "
-                "whatever it is, give weights.to_numpy()"
-            )
-        weights = weights if index is None else weights.reindex(index)
+        weights = aligned(weights, index, "weights")
     if isinstance(weights, str):
         if weights in model.graph.nodes:
             raise DataError(f"weights names column {weights!r}, which is a node of the model; weights need their own")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, ColumnType, Label, Schema, Table, as_frame, column_type, decode, encode, known_table
+from otpdag.data.columns import aligned
 from otpdag.data.sequences import SequenceBatch, Sequences, SequenceTable, as_sequences, encode_sequences, replace_table
 from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mapping, listed, printable
 from otpdag.graph import Graph
@@ -315,7 +316,7 @@ class ModelBase:
         """Values (1, N, width) of nodes; N is one, or the number of questions."""
         cells = {}
         for node, value in check_mapping(argument, values).items():
-            cells[node] = max(1, np.asarray(value, dtype=object).size // self._mechanism(node).space.cells)
+            cells[node] = max(1, _cells(value).size // self._mechanism(node).space.cells)
         rows = max(cells.values(), default=1)
         return {node: self._column(node, value, rows, argument) for node, value in values.items()}
 
@@ -324,7 +325,7 @@ class ModelBase:
         self._mechanism(node)
         column = self._known_schema()[node]
         cells = column.space.cells
-        array = np.asarray(value, dtype=object)
+        array = _cells(value)
         if array.ndim == 0 and isinstance(column.space, Interval):  # a number that is known
             array = array.repeat(cells)
         if array.size not in (cells, rows * cells):
@@ -341,15 +342,17 @@ class ModelBase:
             raise ModelError(f"{argument}[{node!r}] must not be missing; got {value!r}")
         return batch.values[node]
 
-    def _setting(self, node: str, value: Any, rows: int) -> Tensor | Callable[[Mapping[str, Tensor]], Tensor]:
+    def _setting(
+        self, node: str, value: Any, rows: int, index: pd.Index | None = None
+    ) -> Tensor | Callable[[Mapping[str, Tensor]], Tensor]:
         """What an intervention sets a node to: values (1, rows, width), or a function that makes them of drawn rows."""
         if not callable(value):
-            return self._column(node, value, rows, "do")
+            return self._column(node, aligned(value, index, f"do[{node!r}]"), rows, "do")
         self._mechanism(node)
 
         def act(drawn: Mapping[str, Tensor]) -> Tensor:
             table = decode({name: column.flatten(0, 1) for name, column in drawn.items()}, self._known_schema())
-            return self._column(node, value(table), len(table), "do")
+            return self._column(node, aligned(value(table), table.index, f"do[{node!r}]"), len(table), "do")
 
         return act
 
@@ -367,6 +370,10 @@ class ModelBase:
             raise ModelError(f"given must have {'' if exactly else 'at least '}{rows} rows; got {batch.rows}")
         self.structure.check_given(batch.mask)
         return {node: batch.values[node][:, :rows] for node in needed}
+
+
+def _cells(value: Any) -> Array:
+    return np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value, dtype=object)
 
 
 def _natural(parameter: Parameter, given: ArrayLike | None, node: str, name: str) -> Tensor:

@@ -424,7 +424,8 @@ class Model(ModelBase):
 
         else:
             batch, index = self._read_rows(data, partial)
-        settings = {node: self._setting(node, value, batch.rows) for node, value in check_mapping("do", do).items()}
+        asked = check_mapping("do", do)
+        settings = {node: self._setting(node, value, batch.rows, index) for node, value in asked.items()}
         worlds = counterfactual_worlds(self.fitted, batch, settings, draws=draws, seed=seed, whole=random, drawn=drawn)
         if random:
             worlds = worlds.sampled(batch.rows, torch.Generator().manual_seed(seed + 2))
