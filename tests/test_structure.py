@@ -85,7 +85,7 @@ def test_settings_overwrite_data_driven_starts():
     [
         ({"x": None}, "expected a mechanism such as m.Normal.*got None"),
         ({"x": m.Normal}, "node 'x': expected a mechanism such as m.Normal"),
-        ({"y": m.Normal()}, "mechanisms name nodes that are not in the graph: 'y'; it has 'k', 'x', 'z', 'n'"),
+        ({"y": m.Normal()}, "mechanisms name nodes that the graph lacks: 'y'; it has 'k', 'x', 'z', 'n'"),
         (
             {"x": m.Given()},
             "node 'x' is Given, so it must be an observed node without parents; it has parents 'k', 'z'",

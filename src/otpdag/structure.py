@@ -387,9 +387,7 @@ def _check_names(graph: Graph, mechanisms: Mapping[str, Mechanism]) -> None:
     first = {first_name(node) for node in graph.hidden if graph.lagged_parents(node)}
     unknown = [node for node in mechanisms if node not in graph.nodes and node not in first]
     if unknown:
-        raise ModelError(
-            f"mechanisms name nodes that are not in the graph: {listed(unknown)}; it has {listed(graph.nodes)}"
-        )
+        raise ModelError(f"mechanisms name nodes that the graph lacks: {listed(unknown)}; it has {listed(graph.nodes)}")
     for node, mechanism in mechanisms.items():
         if not isinstance(mechanism, Mechanism):
             raise ModelError(f"node {node!r}: expected a mechanism such as m.Normal(); got {mechanism!r}")

@@ -151,7 +151,7 @@ def test_mixed_explanations_integrate_numbers_out():
     found = linear.most_probable(pd.DataFrame({"y": [1, 0]}), partial=True)
     assert found["k"].tolist() == [1, 1]  # 0.5 * 0.6 and 0.5 * 0.4 beat the rest
     assert found["x"].tolist() == pytest.approx([0.0, 0.0])
-    with pytest.raises(ModelError, match="stands on points"):
+    with pytest.raises(ModelError, match="linear and normal; one is not"):
         model.most_probable(pd.DataFrame({"y": [1], "n": [2], "x": [np.nan]}))
 
 

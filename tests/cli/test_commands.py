@@ -513,7 +513,7 @@ def test_interventions(fitted, tmp_path):
     [
         ("quality", "--do must be NODE=VALUE; got 'quality'"),
         ("=1", "--do must be NODE=VALUE"),
-        ("qualty=1", "--do names node 'qualty', which is not in the graph; it has"),
+        ("qualty=1", "--do names 'qualty', which is not in the graph; it has"),
         ("shift=evening", "--do shift=evening: node 'shift' takes day, night; got 'evening'"),
         ("weight=heavy", "--do weight=heavy: node 'weight' takes numbers; got 'heavy'"),
         ("weight=1,2", r"--do weight=1,2: node 'weight' takes 1 number(s); got 2"),

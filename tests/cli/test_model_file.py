@@ -147,7 +147,7 @@ def test_a_node_without_edges_and_a_node_without_entry():
         ),
         (
             "{edges: [[a, b]], nodes: {a: {type: Normal, scale: big}}}",
-            "nodes.a.scale: must be a number, a list of numbers, {start: value}, {tie: name}, {ridge: 1} "
+            "nodes.a.scale: must be a number, a list of them, {start: value}, {tie: name}, {ridge: 1} "
             "or {pseudo_counts: 1}; got 'big'",
         ),
         ("{edges: [[a, b]], nodes: {a: {type: Normal, scale: {strat: 1}}}}", "nodes.a.scale: must be a number, a list"),
@@ -175,7 +175,7 @@ def test_a_mistake_in_the_file_is_told_by_its_place(text, message):
         ("{edges: [[z, price]], hidden: [z], nodes: {z: Categorical}}", "nodes.z.size: a hidden category needs its"),
         ("{edges: [[price, outages]], nodes: {price: Categorical}}", "nodes.price.size: column 'price' shows no categ"),
         ("{edges: [[season, price]], nodes: {prise: Normal}}", "nodes.prise: neither an edge nor a column has"),
-        ("{edges: [[season, cost]]}", "observed node 'cost' has no column and no mechanism"),
+        ("{edges: [[season, cost]]}", "node 'cost' has no column and no mechanism"),
         ("{edges: [[a, price]], nodes: {a: Categorical}}", "node 'a' has no column; columns are season, price"),
         ("{edges: [[season, price]], nodes: {price: {type: Normal, scale: -1}}}", "'scale' of node 'price' must be"),
         ("{edges: [[season, price]], nodes: {season: {type: Categorical, size: 0}}}", "nodes.season: size must be"),

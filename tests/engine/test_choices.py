@@ -403,7 +403,7 @@ def test_what_the_user_gave_is_where_others_start():
 
 def test_images_need_an_encoder_and_one_node():
     data = ImageData.of(model(), Images(PIXELS))
-    with pytest.raises(ModelError, match=r"images need a Method whose evaluation is Encoded\(...\).*got method='auto'"):
+    with pytest.raises(ModelError, match=r"images need a Method with Encoded\(...\).*got method='auto'"):
         data.named("auto")
     with pytest.raises(ModelError, match="images are evaluated by Encoded; got ClosedForm"):
         data.check(otp.entropic())

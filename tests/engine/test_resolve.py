@@ -316,7 +316,7 @@ PAPER_TOPICS = Method("topics", Objective(push_forward=PushForward(1e-4)), Paper
         ("documents", otp.entropic(), "documents are evaluated by TopicSweeps or PaperTopics; got ClosedForm"),
         ("documents", otp.paper(), "documents are evaluated by TopicSweeps or PaperTopics; got Drawn"),
         ("documents", "magic", "method must be 'auto'.*got 'magic'"),
-        ("images", "auto", r"images need a Method whose evaluation is Encoded\(...\).*got method='auto'"),
+        ("images", "auto", r"images need a Method with Encoded\(...\).*got method='auto'"),
         ("images", otp.entropic(), "images are evaluated by Encoded; got ClosedForm"),
         ("images", SWEEPS, "images are evaluated by Encoded; got TopicSweeps"),
     ],
@@ -330,7 +330,7 @@ def test_methods_that_the_data_are_not_fitted_by_are_refused(kind, method, messa
     [
         ("table", {"method": "paper"}, "robust='outliers' needs the likelihood; got 'paper'", ModelError),
         ("sequences", {"method": "transport"}, "robust='outliers' needs the likelihood", ModelError),
-        ("sequences", {}, "leaves out whole sequences: it needs at least 30; got 6", DataError),
+        ("sequences", {}, "leaves out whole sequences, of 30 at least; got 6", DataError),
     ],
 )
 def test_robust_fits_that_have_no_meaning_are_refused(kind, arguments, message, error):

@@ -335,7 +335,7 @@ def test_documents_of_one_word_have_no_pairs():
         ({"topics": "free"}, "topics must be one of 'fixed', 'dirichlet'; got 'free'"),
         ({"method": "pairs", "topics": "dirichlet"}, "topics='dirichlet' needs"),
         ({"alpha": -1.0}, "alpha must be a positive number"),
-        ({"alpha": [0.1, 0.2]}, "one for each of 10 topics"),
+        ({"alpha": [0.1, 0.2]}, "a positive number, or 10 of them"),
         ({"max_iter": 0}, "max_iter must be a whole number of at least 1"),
         ({"batch_size": 0.5}, "batch_size must be"),
     ],

@@ -56,7 +56,7 @@ def test_another_prior():
     latents = made.transform(plane())
     assert np.allclose(latents.mean(0), 3, atol=0.1)
     assert np.allclose(latents.std(0), 0.5, atol=0.1)
-    with pytest.raises(ModelError, match="prior must have 2 numeric coordinates"):
+    with pytest.raises(ModelError, match="prior must have n_components=2 numbers"):
         WassersteinAutoencoder(2, prior=m.Normal(3), **SMALL).fit(plane())
 
 
@@ -91,7 +91,7 @@ def test_a_file_holds_prior_and_networks(tmp_path):
     ("settings", "message"),
     [
         ({"n_components": 0}, "n_components must be a number of at least 1; got 0"),
-        ({"divergence": "kl"}, "divergence must be 'mmd', 'sliced', 'sinkhorn' or a divergence; got 'kl'"),
+        ({"divergence": "kl"}, "divergence that is named must be one of 'mmd', 'sliced', 'sinkhorn'; got 'kl'"),
         ({"encoder": nn.Linear(10, 3)}, r"must map \(64, 10\) to \(64, 2\); got \(64, 3\)"),
     ],
 )

@@ -296,9 +296,7 @@ def rotated_loadings(fitted: Fitted, method: Rotation = "varimax") -> Rotated:
     factors = [node for node in graph.hidden if type(mechanisms[node]) is Normal and not graph.parents(node)]
     if len(factors) < 2 or len({graph.children(node) for node in factors}) > 1:
         shared = ", ".join(f"{node}: {len(graph.children(node))}" for node in factors) or "none"
-        raise ModelError(
-            f"a rotation needs at least two hidden normal roots that share all their children; got {shared}"
-        )
+        raise ModelError(f"a rotation needs at least two hidden normal roots with the same children; got {shared}")
     params, rows, names = fitted.params(), [], []
     for child in graph.children(factors[0]):
         if "weight" not in params[child] or mechanisms[child].space.width != 1:

@@ -125,9 +125,11 @@ def believe(
             question = Question(fitted, part, node)
         except ModelError as error:
             notes.append(f"node {node!r} is answered by {draws} draws: {error}")
-            parts.append(_by_draws(fitted, part, node, draws))
-            continue
-        parts.append(question.at(fitted.naturals))
+            drawn = posterior_draws(*_of_number(fitted, part, node), draws, 0, stratified=True)[node]
+            is_category = fitted.structure.mechanisms[node].space.is_discrete
+            parts.append(Belief(drawn.mean(1), None if is_category else drawn.var(1)))
+        else:
+            parts.append(question.at(fitted.naturals))
     variances = [part.variance for part in parts if part.variance is not None]
     return Belief(torch.cat([part.expected for part in parts]), torch.cat(variances) if variances else None)
 
@@ -169,12 +171,6 @@ def moved_answers(
         return float(((there - here.expected).norm(dim=0) / (BESIDE * here.unit + 1e-15)).mean())
 
     return [node for node in nodes if moved(node) > least] if fitted.beside else []
-
-
-def _by_draws(fitted: Fitted, batch: Batch, node: str, draws: int) -> Belief:
-    drawn = posterior_draws(*_of_number(fitted, batch, node), draws, 0, stratified=True)[node]
-    is_category = fitted.structure.mechanisms[node].space.is_discrete
-    return Belief(drawn.mean(1), None if is_category else drawn.var(1))
 
 
 def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[str, Tensor], Tensor]:

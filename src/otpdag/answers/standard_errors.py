@@ -185,9 +185,7 @@ def likely_points(problem: Units, point: Tensor, known: Information, draws: int,
 def information_at(problem: Problem, point: Tensor, errors: Errors = "information", most: int = 1500) -> Information:
     """What is known of the raw parameters at the end of a fit (1, P), of which there may be so many."""
     if not isinstance(problem, Units) or not problem.is_sum:
-        raise ModelError(
-            "what was minimised is no sum over rows: standard errors need a likelihood; use errors='bootstrap'"
-        )
+        raise ModelError("standard errors need a likelihood, a sum over rows; use errors='bootstrap'")
     if point.shape[1] > most:
         raise ModelError(
             f"standard errors need a matrix of all {point.shape[1]} parameters; at most {most} are "

@@ -275,9 +275,7 @@ def setting(model: Model, text: str, option: str = "--do") -> tuple[str, Any]:
     if not equals or not node or not value:
         raise ModelError(f"{option} must be NODE=VALUE; got {text!r}")
     if node not in model.graph.nodes:
-        raise ModelError(
-            f"{option} names node {node!r}, which is not in the graph; it has {', '.join(model.graph.nodes)}"
-        )
+        raise ModelError(f"{option} names {node!r}, which is not in the graph; it has {', '.join(model.graph.nodes)}")
     if model.spaces[node].is_discrete:
         labels = {str(label): label for label in model.labels(node)}
         if value not in labels:
@@ -445,9 +443,7 @@ def select(
 
     file, table = read_model_file(model_file), table_at(data)
     if node not in file.hidden or (file.nodes.get(node) or {}).get("type") != "Categorical":
-        raise ModelError(
-            f"NODE must be a hidden Categorical of the model file, whose hidden nodes are {file.hidden}; got {node!r}"
-        )
+        raise ModelError(f"NODE must be a Categorical of the hidden nodes, {file.hidden}; got {node!r}")
 
     def builder(size: int) -> Model:
         nodes = {**file.nodes, node: {**(file.nodes[node] or {}), "size": size}}

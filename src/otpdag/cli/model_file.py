@@ -316,9 +316,7 @@ def _read_setting(value: Any) -> Setting:
             return Fixed(numbers) if key == "fix" else Start(numbers)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError(
-        "must be a number, a list of numbers, {start: value}, {tie: name}, {ridge: 1} or {pseudo_counts: 1}"
-    )
+    raise ValueError("must be a number, a list of them, {start: value}, {tie: name}, {ridge: 1} or {pseudo_counts: 1}")
 
 
 def _read_space(value: Any) -> Space:

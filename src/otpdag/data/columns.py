@@ -80,9 +80,7 @@ def known_table(data: Any) -> Any:
 
     table = narwhals.from_native(data, pass_through=True)
     if isinstance(table, narwhals.LazyFrame):
-        raise DataError(
-            f"data must be a table with its cells; got a lazy {type(data).__name__}: collect() or compute() it first"
-        )
+        raise DataError(f"data must be a table; got a lazy {type(data).__name__}: collect() or compute() it first")
     if not isinstance(table, narwhals.DataFrame):
         return data
     return pd.DataFrame({name: _cells(table[name]) for name in table.columns})
@@ -309,9 +307,7 @@ class Schema:
         for node, names in labels.items():
             column = self[node]
             if not column.space.is_discrete or len(names) != column.space.width or len(set(names)) != len(names):
-                raise DataError(
-                    f"labels of node {node!r} must be one name for each category of {column.space}; got {names!r}"
-                )
+                raise DataError(f"labels of {node!r} must name each category of {column.space} once; got {names!r}")
             columns[node] = replace(column, labels=tuple(names))
         return Schema(columns)
 

@@ -607,9 +607,7 @@ class ImageData(DataKind):
 
     def named(self, name: str) -> Method:
         """An encoder has no default: it comes with a method."""
-        raise ModelError(
-            f"images need a Method whose evaluation is Encoded(...), which holds the encoder; got method={name!r}"
-        )
+        raise ModelError(f"images need a Method with Encoded(...), which holds the encoder; got method={name!r}")
 
     def check(self, method: Method) -> None:
         """Refuse evaluations of other data."""

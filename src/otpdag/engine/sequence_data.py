@@ -152,9 +152,7 @@ class SequenceData(DataKind):
             raise ModelError("robust='outliers' is for sequences whose hidden nodes are categories")
         many = len(self.batch.lengths)
         if many < FEWEST_UNITS:
-            raise DataError(
-                f"robust='outliers' leaves out whole sequences: it needs at least {FEWEST_UNITS}; got {many}"
-            )
+            raise DataError(f"robust='outliers' leaves out whole sequences, of {FEWEST_UNITS} at least; got {many}")
 
     def course(self, method: Method) -> SearchSchedule:
         """By what is hidden, and what is compared."""

@@ -31,7 +31,7 @@ from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine import Adam, Method, fit
 from otpdag.engine.data_kind import initial_theta
 from otpdag.engine.monitor import Callback
-from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_count, check_number
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice, check_count, check_number
 from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
 from otpdag.graph import Graph
 from otpdag.learned.autoencoder import Encoded
@@ -310,10 +310,8 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     def _check_arguments(self) -> None:
         check_at_least(1, n_components=self.n_components)
         check_at_least(0, eta=self.eta, learning_rate=self.learning_rate)
-        if not isinstance(self.divergence, AbstractDivergence) and self.divergence not in DIVERGENCES:
-            raise ModelError(
-                f"divergence must be {', '.join(map(repr, DIVERGENCES))} or a divergence; got {self.divergence!r}"
-            )
+        if not isinstance(self.divergence, AbstractDivergence):
+            check_choice("divergence that is named", self.divergence, tuple(DIVERGENCES))
 
     def _learned_by(self) -> tuple[Objective, Encoded]:
         divergence = DIVERGENCES[self.divergence] if isinstance(self.divergence, str) else self.divergence
@@ -337,9 +335,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
     def _prior(self) -> Mechanism:
         prior = self.prior or m.Normal(self.n_components, loc=0.0, scale=1.0)
         if prior.space.width != self.n_components or prior.space.is_countable:
-            raise ModelError(
-                f"prior must have {self.n_components} numeric coordinates, as n_components says; got {prior.space}"
-            )
+            raise ModelError(f"prior must have n_components={self.n_components} numbers; got {prior.space}")
         return prior
 
     # -- use ---------------------------------------------------------------------------------------------------------

@@ -103,9 +103,7 @@ class GaussianMixture(DensityMixin, ModelEstimator):
         weight: Array = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
         rows, weight = _merge_equal_rows(table, weight)
         if len(table) < self.n_components:
-            raise ModelError(
-                f"X must have at least n_components={self.n_components} rows; it has n_samples={len(table)}"
-            )
+            raise ModelError(f"X must have at least n_components={self.n_components} rows; got n_samples={len(table)}")
         self.model_ = self._model(table.shape[1])
         self.result_: FitResult = fit(
             self.model_,

@@ -106,9 +106,10 @@ class HiddenMarkovModel(ModelEstimator):
         sequences = self._sequences(X, lengths, y, first=True)
         columns = np.asarray(sequences.table).T
         self.emission_: tuple[str, ...] = self._kinds(columns)
+        sizes = [max(2, int(np.nanmax(column, initial=1)) + 1) for column in columns]
         emissions = {
-            f"x{number}": Categorical(_categories(column)) if kind == "categorical" else _EMISSIONS[kind]()
-            for number, (kind, column) in enumerate(zip(self.emission_, columns, strict=True))
+            f"x{number}": Categorical(size) if kind == "categorical" else _EMISSIONS[kind]()
+            for number, (kind, size) in enumerate(zip(self.emission_, sizes, strict=True))
         }
         graph = Graph([lag(_STATE, _STATE), *((_STATE, name) for name in emissions)], hidden=[_STATE])
         self.model_ = Model(graph, {_STATE: self._transition(), f"{_STATE}[0]": self._first(), **emissions})
@@ -256,9 +257,7 @@ class HiddenMarkovModel(ModelEstimator):
         steps = len(table)
         if y is not None and np.size(y) != steps:
             if lengths is not None:
-                raise DataError(
-                    f"y must have an entry for each of the {steps} steps, if lengths are given; got {np.size(y)}"
-                )
+                raise DataError(f"y must have an entry for each of {steps} steps, beside lengths; got {np.size(y)}")
             lengths = np.asarray(y)
         return Sequences(table, lengths=[steps] if lengths is None else lengths)
 
@@ -272,7 +271,3 @@ def _kind_of(column: Array) -> str:
     if not seen.size or bool((seen < 0).any()) or bool((seen != np.floor(seen)).any()):
         return "gaussian"
     return "gaussian" if column_type(pd.Series(seen)).kind == "number" else "poisson"
-
-
-def _categories(column: Array) -> int:
-    return max(2, int(np.nanmax(column, initial=1)) + 1)

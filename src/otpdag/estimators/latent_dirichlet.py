@@ -227,9 +227,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return None
         given = np.asarray(self.alpha, dtype=np.float64)
         if given.shape not in ((), (self.n_components,)) or not (np.isfinite(given).all() and (given > 0).all()):
-            raise ModelError(
-                f"alpha must be a positive number, or one for each of {self.n_components} topics; got {self.alpha!r}"
-            )
+            raise ModelError(f"alpha must be a positive number, or {self.n_components} of them; got {self.alpha!r}")
         return np.array(np.broadcast_to(given, self.n_components))
 
     def _read_topics(self, topics: Topics) -> None:

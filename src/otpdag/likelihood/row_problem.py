@@ -39,7 +39,7 @@ from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.likelihood.linear_normal import MomentProblem, gap_groups, rows_as_moments
 from otpdag.likelihood.m_step import information, maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
-from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_states
+from otpdag.likelihood.state_problem import StateProblem, reads_states, rows_by_states
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.base import has_closed_form
@@ -325,7 +325,7 @@ class GraphProblem(TableRows):
 
     def _finer(self, point: Tensor) -> Self:
         """Numbers on all of their points: a fit takes half of them until it has ended."""
-        most, options = self.closed.sums.grid, self.unplaced.options
+        most, options = self.closed.sums.grid, self.unplaced.planner.options
         if not self.unplaced.has_points or 2 * options.grid != most:
             return self
         twice = replace(options, grid=most, fine_table=2 * FINE_TABLE)
@@ -361,7 +361,8 @@ class GraphProblem(TableRows):
 
     def _of(self, batch: Batch) -> GraphProblem:
         """The same of other rows."""
-        layout = lay_out(self.structure, batch, self.unplaced.options, keep=_kept(self.structure, self.objective))
+        options, kept = self.unplaced.planner.options, _kept(self.structure, self.objective)
+        layout = lay_out(self.structure, batch, options, keep=kept)
         return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
 
 
@@ -385,7 +386,7 @@ def _state_probabilities(part: TableRows, point: Tensor, node: str) -> Tensor:
     """Posterior probabilities of a hidden category in each row (N, K)."""
     assert isinstance(part, GraphProblem), "rows whose states are swapped are summed along the graph"
     naturals = part.naturals(point)
-    layout = lay_out(part.structure, part.batch, part.unplaced.options, keep=(node,))
+    layout = lay_out(part.structure, part.batch, part.unplaced.planner.options, keep=(node,))
     return state_probabilities(naturals, moved(naturals, layout), node)
 
 
@@ -431,12 +432,6 @@ def is_linear_normal(structure: Structure) -> bool:
         and not any(isinstance(parameter.setting, Ridge | Bounded) for parameter in mechanism.declared().values())
         for mechanism in structure.mechanisms.values()
     )
-
-
-def reads_states(about: RowObjective, batch: Batch) -> bool:
-    """Whether hidden categories alone are unknown, and every observed node is read through features."""
-    only_categories = about.structure.hidden_categories and not about.structure.hidden_numbers
-    return bool(only_categories) and has_features(about.structure, batch)
 
 
 def by_moments(about: RowObjective, batch: Batch, seed: int) -> MomentProblem:

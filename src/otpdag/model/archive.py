@@ -80,9 +80,7 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
     for node, naturals in (state.naturals or {}).items():
         for name, value in naturals.items():
             if not bool(torch.isfinite(value).all()):
-                raise ModelError(
-                    f"parameter {name!r} of node {node!r} is not finite: the fit failed, and the model cannot be saved"
-                )
+                raise ModelError(f"parameter {name!r} of node {node!r} is not finite: a failed fit cannot be saved")
             tensors[f"natural/{node}/{name}"] = value
     for number, other in enumerate(state.beside):
         tensors |= {f"beside/{number}/{node}/{name}": v for node, own in other.items() for name, v in own.items()}
@@ -184,16 +182,11 @@ def _structure(
         raise ValueError(f"nodes without a mechanism: {sorted(set(graph.nodes) - set(mechanisms))!r:.100}")
     structure = Structure.bind(graph, mechanisms, most=max(free, size))
     for node, mechanism in structure.mechanisms.items():
-        _check_shapes(node, mechanism)
+        mechanism.spec()  # settings that are no numbers show here, not when they are first used
+        sizes = [mechanism.space.width, *(length for p in mechanism.declared().values() for length in p.shape)]
+        if not all(type(length) is int and length >= 0 for length in sizes) or mechanism.space.width < 1:
+            raise ValueError(f"node {node!r} has sizes that are no whole numbers")
     return structure
-
-
-def _check_shapes(node: str, mechanism: Mechanism) -> None:
-    """Refuse what a mechanism made of arguments that it did not expect."""
-    mechanism.spec()  # settings that are no numbers show here, not when they are first used
-    sizes = [mechanism.space.width, *(length for p in mechanism.declared().values() for length in p.shape)]
-    if not all(type(length) is int and length >= 0 for length in sizes) or mechanism.space.width < 1:
-        raise ValueError(f"node {node!r} has sizes that are no whole numbers")
 
 
 def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Structure:

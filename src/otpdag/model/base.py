@@ -90,9 +90,7 @@ class ModelBase:
             elif node in graph.hidden:
                 raise ModelError(f"hidden node {node!r} needs a mechanism: pass hidden={{{node!r}: ...}}")
             elif node not in data.columns:
-                raise ModelError(
-                    f"observed node {node!r} has no column and no mechanism; columns are {list(data.columns)}"
-                )
+                raise ModelError(f"node {node!r} has no column and no mechanism; columns are {list(data.columns)}")
             else:
                 decided.append(column_type(data[node]))
                 chosen[node] = _mechanism_of(decided[-1], graph, node)
@@ -211,7 +209,9 @@ class ModelBase:
 
     def _fitted_naturals(self) -> Naturals:
         if self._state.naturals is None:
-            raise _not_fitted("the model has no parameters yet: call otpdag.fit(model, data) first")
+            from otpdag.errors import NotFittedError  # which imports scikit-learn
+
+            raise NotFittedError("the model has no parameters yet: call otpdag.fit(model, data) first")
         return self._state.naturals
 
     @property
@@ -223,7 +223,9 @@ class ModelBase:
 
     def _known_schema(self) -> Schema:
         if self._state.schema is None:
-            raise _not_fitted("the model has seen no table yet: call otpdag.fit(model, data) first")
+            from otpdag.errors import NotFittedError
+
+            raise NotFittedError("the model has seen no table yet: call otpdag.fit(model, data) first")
         return self._state.schema
 
     def save(self, path: str | Path) -> None:
@@ -329,9 +331,7 @@ class ModelBase:
         if array.ndim == 0 and isinstance(column.space, Interval):  # a number that is known
             array = array.repeat(cells)
         if array.size not in (cells, rows * cells):
-            raise ModelError(
-                f"{argument}[{node!r}] must be one value, or one for each of {rows} rows; got {array.size} values"
-            )
+            raise ModelError(f"{argument}[{node!r}] must be one value or one for each of {rows} rows; got {array.size}")
         table = np.broadcast_to(array.reshape(-1, cells), (rows, cells))
         frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(column.names)}).infer_objects()
         try:
@@ -388,19 +388,10 @@ def _natural(parameter: Parameter, given: ArrayLike | None, node: str, name: str
     except (TypeError, ValueError, OverflowError):
         raise ModelError(f"{what} must be numbers; got {given!r:.100}") from None
     if value.numel() != entries:
-        raise ModelError(
-            f"{what} must have {entries} entries (shape {parameter.shape}); got shape {tuple(value.shape)}"
-        )
+        raise ModelError(f"{what} must have {entries} entries (shape {parameter.shape}); got {tuple(value.shape)}")
     if not parameter.support.check(value.reshape(parameter.shape)):
         raise ModelError(f"{what} must be {parameter.support.name}; got {given}")
     return value.reshape(1, *parameter.shape)
-
-
-def _not_fitted(message: str) -> Exception:
-    """The error of a model without parameters; its class imports scikit-learn, which a model need not."""
-    from otpdag.errors import NotFittedError
-
-    return NotFittedError(message)
 
 
 def _nodes_of(structure: Structure) -> Iterator[tuple[str, str, str]]:

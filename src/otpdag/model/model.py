@@ -140,9 +140,7 @@ class Model(ModelBase):
             raise ModelError(f"node must be a category; {node!r} is not: use predict")
         if self.graph.is_dynamic:
             if node not in self.graph.hidden:
-                raise ModelError(
-                    f"of sequences, node must be a hidden category; {node!r} is not: use impute or forecast"
-                )
+                raise ModelError(f"of sequences, node must be a hidden category, not {node!r}: use impute or forecast")
             steps, index = self._encode_sequences(data, partial)
             probabilities = sequence_posterior.state_probabilities(self.fitted, steps, node)
             return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)

@@ -265,9 +265,7 @@ def plot_segments(
     codes = np.asarray(states).ravel()
     where = np.arange(len(series), dtype=np.float64) if times is None else np.asarray(times, dtype=np.float64).ravel()
     if not len(series) == len(codes) == len(where):
-        raise DataError(
-            f"values, states and times must be of one length; got {len(series)}, {len(codes)} and {len(where)}"
-        )
+        raise DataError(f"values, states and times must be as many; got {len(series)}, {len(codes)} and {len(where)}")
     if not len(series) or codes.dtype.kind not in "iu" or (codes < 0).any():
         raise DataError("states must be whole numbers of at least 0, one for each step")
     ax = style.axes_of(ax, 8.0, 3.2)

@@ -191,7 +191,7 @@ def test_points_and_missing_coordinates_are_those_of_the_kind():
 def test_what_cannot_be_summed_is_refused():
     nodes = {"a": m.Poisson(3), "b": m.Normal()}
     structure = Structure.bind(otp.Graph([("a", "b")]), nodes)
-    with pytest.raises(ModelError, match="node 'a': a vector of counts cannot be hidden or missing"):
+    with pytest.raises(ModelError, match="node 'a': a vector of counts with children cannot be hidden"):
         piece_plans.plan(Kind((0,), (0, 1)), describe_families(structure), lambda family: 7)
     nodes = {"a": m.Normal(), "b": m.Deterministic(lambda parents: parents["a"])}
     structure = Structure.bind(otp.Graph([("a", "b")]), nodes)

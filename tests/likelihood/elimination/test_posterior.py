@@ -237,7 +237,7 @@ def test_numbers_on_points_are_refused():
     structure = Structure.bind(graph, {"k": m.Categorical(2), "u": m.Normal(), "x": m.Poisson()})
     x = torch.ones(1, 3, 1).double()
     batch = Batch({"x": x}, {"x": x > 0}, torch.ones(1, 3).double())
-    with pytest.raises(ModelError, match="one of them stands on points"):
+    with pytest.raises(ModelError, match="linear and normal; one is not"):
         likeliest_states(random_naturals(structure, np.random.default_rng(0)), lay_out(structure, batch, keep=["k"]))
 
 

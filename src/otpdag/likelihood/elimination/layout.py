@@ -401,16 +401,6 @@ class Layout:
         return self.table.families
 
     @property
-    def options(self) -> EliminationOptions:
-        """Sizes of the sums."""
-        return self.planner.options
-
-    @property
-    def refused(self) -> str:
-        """Why the rows cannot be laid out by these options, and no block is; empty if they can."""
-        return self.planner.refused
-
-    @property
     def pieces(self) -> int:
         """Number of pieces in all rows."""
         return sum(len(block.piece) for block in self.blocks)
@@ -428,7 +418,7 @@ class Layout:
     @property
     def is_remembered(self) -> bool:
         """Whether there is room to keep what no parameter changes."""
-        return 8 * self.elements <= REMEMBERED * self.options.memory
+        return 8 * self.elements <= REMEMBERED * self.planner.options.memory
 
     @property
     def has_points(self) -> bool:
@@ -447,7 +437,9 @@ class Layout:
     def is_outgrown(self) -> bool:
         """Whether posteriors have become too wide for the number of points that was chosen for them."""
         return any(
-            size < self.options.count_points and isinstance(placement, Placement) and placement.grouped > OUTGROWN
+            size < self.planner.options.count_points
+            and isinstance(placement, Placement)
+            and placement.grouped > OUTGROWN
             for block in self.blocks
             if block.origin is not None
             for (_, size), placement in block.placements.items()
@@ -472,7 +464,7 @@ class Layout:
 
     def _resized_parts(self, coarse: Block, by: float, unsure: Flags | None) -> Iterator[Part]:
         """Parts of a coarse block by the points that their pieces need, with where these lie."""
-        most = self.options.count_points
+        most = self.planner.options.count_points
         needed, finest = (
             {key: two_sizes(needed_points(placement, times, most)) for key, placement in coarse.placements.items()}
             for times in (by, FINEST)
@@ -552,8 +544,8 @@ def lay_out(
     (4, 2, 2)
     """
     layout = try_layout(structure, batch, EliminationOptions() if options is None else options, keep)
-    if layout.refused:
-        raise ModelError(layout.refused)
+    if layout.planner.refused:
+        raise ModelError(layout.planner.refused)
     return layout
 
 
@@ -639,8 +631,6 @@ def lay_out_within(
     choices.append(replace(choices[-1], grid=COARSEST[0], count_points=COARSEST[1]))
     for options in dict.fromkeys(choices):
         layout = try_layout(structure, batch, options, keep)
-        if not layout.refused:
-            break
-    else:
-        raise ModelError(layout.refused)
-    return layout
+        if not layout.planner.refused:
+            return layout
+    raise ModelError(layout.planner.refused)

@@ -331,9 +331,7 @@ def _check(kind: Kind, placed: Sequence[int], families: Sequence[FamilyView]) ->
     for n in placed:
         space = families[n].mechanism.space
         if space.width > 1 and space.is_countable:
-            raise ModelError(
-                f"node {families[n].node!r}: a vector of counts cannot be hidden or missing while it has children"
-            )
+            raise ModelError(f"node {families[n].node!r}: a vector of counts with children cannot be hidden or missing")
 
 
 class Planner:

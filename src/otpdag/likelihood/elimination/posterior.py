@@ -275,9 +275,7 @@ def likeliest_states(naturals: Naturals, layout: Layout) -> tuple[dict[str, Tens
         layout: Rows, laid out with ``keep`` of all unknown categories.
     """
     if layout.has_points:
-        raise ModelError(
-            "the most probable explanation needs unknown numbers to be linear and normal; one of them stands on points"
-        )
+        raise ModelError("the most probable explanation needs unknown numbers that are linear and normal; one is not")
     values: dict[str, Tensor] = {}
     for family in layout.families:
         if family.categories[-1]:

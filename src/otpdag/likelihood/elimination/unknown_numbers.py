@@ -620,11 +620,7 @@ class LinearGroup:
         drift = lines @ before.gain  # (R, m, T, L, b)
         gap = grid[:, :, None, :, b:] - middle.unsqueeze(-2)
         gap = gap + grid[:, :, None, :, :b] @ drift.mT[:, self.instance]
-        table = (
-            before.table.unsqueeze(-1)
-            if not b
-            else before.table.repeat_interleave(grid.shape[2] // before.table.shape[3], -1)
-        )
+        table = before.table.repeat_interleave(grid.shape[2] // before.table.shape[3], -1)
         factor = torch.linalg.cholesky(spread)[:, self.instance]
         white = torch.linalg.solve_triangular(factor, gap.mT, upper=False)
         log_size = torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1) + 0.5 * self.line_count * math.log(2 * math.pi)
@@ -645,7 +641,7 @@ class LinearGroup:
         return total
 
     def _integrated(self, equations: Equations, points: Sequence[Tensor], power: float) -> Integrals:
-        """The same but for lines, with the table (R, n, T) or, of placed numbers, (R, n, T, G)."""
+        """The same but for lines, with the table by joint points of placed numbers (R, n, T, G)."""
         d, instance = self.dim, self.instance
         scale = 1 + (math.sqrt(power) - 1) * self.seen.to(self.values)
         coefficients = (
@@ -662,7 +658,7 @@ class LinearGroup:
         pull = self._pull(rest, own)
         step = _times(covariance, pull[..., :d], instance)
         table = constants[:, instance] - 0.5 * rest.square().sum((-1, -2)) + 0.5 * (pull[..., :d] * step).sum(-1)
-        table = table - 0.5 * log_determinant[:, instance] + 0.5 * d * math.log(2 * math.pi)
+        table = (table - 0.5 * log_determinant[:, instance] + 0.5 * d * math.log(2 * math.pi)).unsqueeze(-1)
         y = slice(d, d + len(points))  # lines are in no equation
         gain = covariance @ precision[..., :d, y]
         if points:
@@ -670,14 +666,12 @@ class LinearGroup:
             bend = (precision[..., y, y] - precision[..., y, :d] @ gain)[:, instance]
             slope = pull[..., y] - (precision[:, instance, :, y, :d] @ step.unsqueeze(-1)).squeeze(-1)
             each = grid.unsqueeze(2)
-            table = table.unsqueeze(-1) + slope @ grid.mT - 0.5 * ((each @ bend) * each).sum(-1)
+            table = table + slope @ grid.mT - 0.5 * ((each @ bend) * each).sum(-1)
         return Integrals(self, table, None, covariance, mean + step, gain)
 
     def _arranged(self, integrals: Integrals) -> Integrals:
         """The same with the table's axes in their order (R, n, *sizes)."""
         table = integrals.table
-        if not self.sizes:
-            return replace(integrals, table=table.squeeze(2))
         table = table.reshape(*table.shape[:2], *(self.sizes[axis] for axis in self._back))
         return replace(integrals, table=table.permute(0, 1, *(2 + axis for axis in self.axes)))
 
