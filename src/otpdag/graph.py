@@ -288,10 +288,8 @@ class Graph:
             raise GraphError(f"graph must be a directed networkx graph; got {type(graph).__name__}")
         if hidden is None:
             hidden = [node for node, is_hidden in graph.nodes(data="hidden", default=False) if is_hidden]
-        edges = [
-            Lag(parent, child, by) if by else (parent, child)
-            for parent, child, by in graph.edges(data="lag", default=0)
-        ]
+        lagged = graph.edges(data="lag", default=0)
+        edges = [Lag(parent, child, by) if by else (parent, child) for parent, child, by in lagged]
         return cls(edges, nodes=graph.nodes, hidden=hidden)
 
     def to_networkx(self) -> nx.DiGraph:

@@ -62,13 +62,12 @@ class Structure:
         bound: dict[str, Mechanism] = {}
         for node in graph.order:
             parents = tuple((parent, bound[parent].space) for parent in graph.parents(node))
-            lagged = tuple(
-                (lag_name(parent, by), mechanisms[parent].space) for parent, by in graph.lagged_parents(node)
-            )
+            before = graph.lagged_parents(node)
+            lagged = tuple((lag_name(parent, by), mechanisms[parent].space) for parent, by in before)
             for parent, space in parents + lagged:
                 if isinstance(space, Interval):
                     raise ModelError(f"node {node!r}: its parent {parent!r} is censored, which no mechanism can read")
-            unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(graph.lagged_parents(node))))
+            unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(before)))
             bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden, unseen))
             if lagged and node in graph.hidden:
                 first = first_name(node)
@@ -249,9 +248,8 @@ class Structure:
         """
         several = [one for one in self.mechanisms.values() if not getattr(one, "path", False)]
         learned = [{k: p for k, p in one.declared().items() if p.learned} for one in several]
-        return max(
-            (sum(p.shape[0] if name == "weight" else 1 for name, p in own.items()) for own in learned), default=0
-        )
+        needed = [sum(p.shape[0] if name == "weight" else 1 for name, p in own.items()) for own in learned]
+        return max(needed, default=0)
 
     @property
     def has_simulators(self) -> bool:

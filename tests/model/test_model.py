@@ -93,7 +93,7 @@ def test_parameters_set_by_hand_are_read_back_and_are_copies():
         ({"c": {"loc": 0.0}}, "parameter 'scale' of node 'c' is missing"),
         (
             {"c": {"loc": [0.0, 1.0], "scale": 1.0}},
-            r"'loc' of node 'c' must have 1 entries \(shape \(1, 1\)\); got shape \(2,\)",
+            r"'loc' of node 'c' must have 1 entries \(shape \(1, 1\)\); got \(2,\)",
         ),
         ({"c": {"loc": 0.0, "scale": -1.0}}, "'scale' of node 'c' must be a number above zero"),
         ({"c": {"loc": np.nan, "scale": 1.0}}, "'loc' of node 'c' must be a finite number"),

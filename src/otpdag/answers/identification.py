@@ -60,9 +60,7 @@ class Identification:
     def __str__(self) -> str:
         what = f"the effect of {self.treatment} on {self.outcome}"
         if self.told is False and self.identified:
-            return (
-                f"not identified by these data, though by the graph: parameters that the data do not tell move {what}"
-            )
+            return f"not identified by these data, though by the graph: parameters that they do not tell move {what}"
         if self.by == "no effect":
             return f"identified: {self.outcome} does not descend from {self.treatment}, so that there is no effect"
         if self.by == "back-door":

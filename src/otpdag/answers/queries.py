@@ -370,12 +370,8 @@ def with_edge_apart(fitted: Fitted, treatment: str, outcome: str) -> tuple[Fitte
     own = own.with_buffers(buffers_of(mechanism)) if isinstance(own, Buffered) else own
     edges = [(twin if edge == (treatment, outcome) else edge[0], edge[1]) for edge in before.graph.edges]
     graph = Graph(edges, nodes=[*before.graph.nodes, twin], hidden=before.graph.hidden)
-    mechanisms = {
-        **before.mechanisms,
-        outcome: own,
-        twin: Given(before.mechanisms[treatment].space).setup(Family(twin)),
-    }
-    structure = Structure(graph, mechanisms, {**before.keys, twin: {}})
+    given = Given(before.mechanisms[treatment].space).setup(Family(twin))
+    structure = Structure(graph, {**before.mechanisms, outcome: own, twin: given}, {**before.keys, twin: {}})
     return replace(fitted, structure=structure, naturals={**fitted.naturals, twin: {}}), twin
 
 

@@ -10,11 +10,4 @@ from otpdag.divergences.sinkhorn import Sinkhorn
 from otpdag.divergences.sliced import SlicedWasserstein
 from otpdag.divergences.wasserstein import Wasserstein
 
-__all__ = [
-    "MMD",
-    "AbstractDivergence",
-    "Energy",
-    "Sinkhorn",
-    "SlicedWasserstein",
-    "Wasserstein",
-]
+__all__ = ["MMD", "AbstractDivergence", "Energy", "Sinkhorn", "SlicedWasserstein", "Wasserstein"]

@@ -249,9 +249,8 @@ class _Field:
 
     def run(self) -> SearchResult:
         """The whole course."""
-        compete = len(self.owners.unique()) == 1 and bool(
-            self.course.short_steps
-        )  # data sets do not, all run to the end
+        # data sets do not compete: all run to the end
+        compete = len(self.owners.unique()) == 1 and bool(self.course.short_steps)
         raced = compete and (self._saw_all or len(self.points) > 1) and races(self.problem, self.searcher.optimiser)
         while not raced and len(self._admit()):
             pass

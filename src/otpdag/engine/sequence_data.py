@@ -162,10 +162,8 @@ class SequenceData(DataKind):
             return NUMBERS
         learned = sum(math.prod(one.shape) for one in self.structure.parameters().values())
         # with fewer than a hundred steps for each parameter some would be explained by chance
-        short_rows = min(max(CHAIN.short_rows, 100 * learned), 10_000)
-        return replace(
-            CHAIN, short_rows=short_rows, race_rows=short_rows, part_rows=max(100_000, self.batch.rows // 32)
-        )
+        short, part = min(max(CHAIN.short_rows, 100 * learned), 10_000), max(100_000, self.batch.rows // 32)
+        return replace(CHAIN, short_rows=short, race_rows=short, part_rows=part)
 
     # -- problems -----------------------------------------------------------------------------------------------------
 

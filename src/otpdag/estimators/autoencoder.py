@@ -320,11 +320,9 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
 
     def _build(self, seed: int = 0, rows: Tensor | None = None) -> None:
         shape = (self.n_features_in_,) if self.format_ is None else self.format_.shape
-        hidden = tuple(self.hidden)
-        encoder = self.encoder or seeded(lambda: dense_encoder(self.n_features_in_, self.n_components, hidden), seed)
-        decoder = self.decoder or seeded(
-            lambda: dense_decoder(self.n_components, self.n_features_in_, hidden), seed + 1
-        )
+        sizes = self.n_features_in_, self.n_components, tuple(self.hidden)
+        encoder = self.encoder or seeded(lambda: dense_encoder(*sizes), seed)
+        decoder = self.decoder or seeded(lambda: dense_decoder(sizes[1], sizes[0], sizes[2]), seed + 1)
         space = Real(self.n_features_in_) if self.format_ is None else Image(*self.format_.shape)
         self.model_ = Model(
             Graph([("latent", "image")], hidden=["latent"]),
@@ -364,9 +362,8 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
         check_count("n_samples", n_samples)
         none = torch.zeros(1, 1, self.n_features_in_)
         fitted = self.model_.fitted
-        drawn = ancestral(
-            fitted.structure, fitted.naturals, n_samples, torch.Generator().manual_seed(seed), do={"image": none}
-        )
+        generator = torch.Generator().manual_seed(seed)
+        drawn = ancestral(fitted.structure, fitted.naturals, n_samples, generator, do={"image": none})
         return drawn["latent"][0].float().numpy()
 
     def _rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:

@@ -498,11 +498,9 @@ class MomentProblem(SummedRows):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> MomentProblem:
         """These rows; or all of them instead of fewer, since more do not cost more."""
-        return (
-            rows_as_moments(self.about, self.batch.take(rows), self.seed, self.in_rows)
-            if isinstance(rows, Tensor)
-            else self
-        )
+        if not isinstance(rows, Tensor):
+            return self
+        return rows_as_moments(self.about, self.batch.take(rows), self.seed, self.in_rows)
 
     def reweighted(self, factors: Tensor) -> MomentProblem:
         """Moments of the same rows with other weights."""

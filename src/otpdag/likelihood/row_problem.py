@@ -163,9 +163,8 @@ class GraphProblem(TableRows):
         if tempering.best:
             return loss
         powers = [tempering.power * (1 + by) for by in (step, -step)]
-        up, down = (
-            (weight * log_evidence(naturals, self.placed, replace(tempering, power=power))).sum(-1) for power in powers
-        )
+        told = (log_evidence(naturals, self.placed, replace(tempering, power=power)) for power in powers)
+        up, down = ((weight * one).sum(-1) for one in told)
         return self._as_loss((up - down) / (2 * step), naturals)
 
     @property
@@ -258,9 +257,7 @@ class GraphProblem(TableRows):
         theta, given = split_point(points, self.shapes)[0], dict(zip(family[1:], parents, strict=True))
         raws = ({name: theta[key][at : at + 1] for name, key in keys.items()} for at in range(len(points)))
         prior = getattr(mechanism, "network_prior", 0.0) / float(self.batch.weight.sum())
-        shrunk = [
-            torch.full((math.prod(self.shapes[key]),), prior * ("network." in name)) for name, key in keys.items()
-        ]
+        shrunk = [prior * ("network." in name) * torch.ones(self.shapes[key]).flatten() for name, key in keys.items()]
         ridge = torch.diag(torch.cat(shrunk)).to(points)
         return torch.stack([information(mechanism, raw, own, given) + ridge for raw in raws])
 

@@ -325,9 +325,8 @@ class TopicProblem(_Documents):
             counts = torch.zeros_like(probabilities)
             for number, part in enumerate(cell_batches(self.documents, self.sweeps.batch)):
                 start = given.get(number, even_shares(part, torch.zeros_like(topics.alpha)))
-                chances, given[number] = infer_assignments(
-                    part, probabilities, topics.alpha, start, steps=steps[sweep > 0]
-                )
+                made = infer_assignments(part, probabilities, topics.alpha, start, steps=steps[sweep > 0])
+                chances, given[number] = made
                 counts += part.by_word(part.values.unsqueeze(-1) * chances).T
             topics = replace(topics, log_counts=_log_counts(counts, topics, None))
             if float((topics.probabilities.float() - probabilities).abs().sum(-1).max()) < end:

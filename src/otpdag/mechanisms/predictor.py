@@ -225,9 +225,8 @@ class Predictor:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
             for name, (shape, spread) in mlp_tensors((width, *self.network, self.dim)).items():
                 own = unit if name.startswith(f"{len(self.network)}.") else None  # the last layer predicts
-                prior = (
-                    Ridge(self.network_prior / (1.0 if own is None else own.square())) if self.network_prior else None
-                )
+                penalty = self.network_prior / (1.0 if own is None else own.square())
+                prior = Ridge(penalty) if self.network_prior else None
                 declared[f"network.{name}"] = Parameter(shape, REAL, prior, unit=own, init_scale=spread)
         return declared
 
@@ -267,9 +266,8 @@ class Predictor:
             if place.start not in known:
                 # levels of a category are alike, however often each occurs
                 alike = any(one.kind == "category" for one, _ in block)
-                found.append(
-                    (place, torch.diag(scale[place].mean().expand_as(scale[place]) if alike else scale[place]))
-                )
+                own = scale[place].mean().expand_as(scale[place]) if alike else scale[place]
+                found.append((place, torch.diag(own)))
         return found
 
     def restore_units(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -680,9 +678,8 @@ class Predicted(Mechanism):
     @property
     def is_affine(self) -> bool:
         """Whether predictions are affine in the numeric parents, and nothing else depends on these."""
-        return (
-            not self.network and not self.spreads and (self.predictor.terms is None or self.predictor.terms.is_affine)
-        )
+        terms = self.predictor.terms
+        return not self.network and not self.spreads and (terms is None or terms.is_affine)
 
     def centre_and_unit(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Where values are centred and how they are scaled before squares are taken: in them no digits are lost."""

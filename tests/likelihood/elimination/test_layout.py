@@ -176,7 +176,8 @@ def test_points_are_outgrown_where_one_row_in_twenty_has_counts_without_a_point(
     spread[:, :wide] = 500.0
     placement = Placement("n", Count(), torch.arange(100), size, torch.full((1, 100), 5.0).double(), spread)
     block = SimpleNamespace(origin=object() if has_origin else None, placements={(0, size): placement})
-    layout = SimpleNamespace(options=SimpleNamespace(count_points=96), blocks=[block])
+    planner = SimpleNamespace(options=SimpleNamespace(count_points=96))
+    layout = SimpleNamespace(planner=planner, blocks=[block])
     assert Layout.is_outgrown.fget(layout) == outgrown
 
 

@@ -401,10 +401,8 @@ class Summary:
                 moments = column_moments(family, weighed_rows, self.layout.table.shifts[family.place])
                 self._add_integrals(config, moments)
                 continue
-            with torch.enable_grad():
-                self.slopes.add(
-                    (family.node,), (log_prob * belief).sum()
-                )  # may be no number; its gradient is the belief
+            with torch.enable_grad():  # of a sum that may be no number, but has the belief as its gradient
+                self.slopes.add((family.node,), (log_prob * belief).sum())
             if family.node not in self.sampled:
                 self.rows.setdefault(family.place, []).append(weighed_rows)
             elif self.sampled[family.node]:

@@ -192,9 +192,8 @@ class FamilyView:
 
     def _far_out(self, params: Params) -> tuple[dict[str, Tensor], Tensor]:
         """All members at the origin and far out on each numeric axis, and how far that is."""
-        largest = max(
-            (value.detach().abs().amax() for value in params.values() if value.numel()), default=torch.ones(())
-        )
+        sizes = [value.detach().abs().amax() for value in params.values() if value.numel()]
+        largest = max(sizes, default=torch.ones(()))
         far = FAR_OUT * 2.0 ** torch.log2(largest.clamp(min=1.0)).ceil()  # a power of two: nothing is rounded
         categories = dict(zip(self.names, self.categories, strict=True))
         return {name: one if categories[name] else far * one for name, one in self._axes.items()}, far

@@ -97,9 +97,8 @@ def _fill_in(probabilities: Tensor, evaluated: Evaluated, place: int) -> None:
     for step, belief in steps:
         here = torch.nonzero(block.cell_node[step.cell] == place)[:, 0]
         if len(here):
-            by_piece[block.cell_piece[step.cell[here]]] = (
-                belief[0, here].reshape(len(here), -1, belief.shape[-1]).sum(1)
-            )
+            own = belief[0, here].reshape(len(here), -1, belief.shape[-1]).sum(1)
+            by_piece[block.cell_piece[step.cell[here]]] = own
     chosen = ~by_piece[block.piece, 0].isnan()
     probabilities[block.piece_row[chosen]] = by_piece[block.piece[chosen]]
 

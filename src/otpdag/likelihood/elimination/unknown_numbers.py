@@ -644,9 +644,8 @@ class LinearGroup:
         """The same but for lines, with the table by joint points of placed numbers (R, n, T, G)."""
         d, instance = self.dim, self.instance
         scale = 1 + (math.sqrt(power) - 1) * self.seen.to(self.values)
-        coefficients = (
-            equations.coefficients[:, self.config, :, : self.values.shape[-1]] * scale[:, None, :, None, None]
-        )
+        coefficients = equations.coefficients[:, self.config, :, : self.values.shape[-1]]
+        coefficients = coefficients * scale[:, None, :, None, None]
         constants = (equations.constants[:, self.config] * scale.square().unsqueeze(1)).sum(-1)
         precision = self._precision(coefficients.mT @ coefficients)
         own = coefficients[:, instance]
