@@ -22,12 +22,7 @@ COLUMNS = {"bic": "BIC", "aic": "AIC", "cv": "cv_log_likelihood"}
 
 
 def compare(
-    models: Mapping[Any, Model] | Sequence[Model],
-    data: Any,
-    *,
-    folds: int = 0,
-    seed: int = 0,
-    **options: Any,
+    models: Mapping[Any, Model] | Sequence[Model], data: Any, *, folds: int = 0, seed: int = 0, **options: Any
 ) -> pd.DataFrame:
     """Compare models of the same columns; those that have no parameters yet are fitted first.
 

@@ -103,11 +103,7 @@ class Graph:
     hidden: tuple[str, ...]
 
     def __init__(
-        self,
-        edges: Iterable[Sequence[str] | Lag],
-        *,
-        nodes: Iterable[str] = (),
-        hidden: Iterable[str] = (),
+        self, edges: Iterable[Sequence[str] | Lag], *, nodes: Iterable[str] = (), hidden: Iterable[str] = ()
     ) -> None:
         pairs, lags = _read_edges(edges)
         declared = _read_names(nodes, "nodes")

@@ -28,11 +28,7 @@ def topic_diversity(topics: Words, *, topk: int = 10) -> float:
 
 
 def npmi_coherence(
-    topics: Words,
-    documents: Iterable[Sequence[Hashable]],
-    *,
-    topk: int = 10,
-    window: int | None = 10,
+    topics: Words, documents: Iterable[Sequence[Hashable]], *, topk: int = 10, window: int | None = 10
 ) -> Array:
     r"""Measure how much the top words of each topic occur together: the mean NPMI over pairs of words.
 

@@ -327,11 +327,7 @@ def _first(node: str, mechanisms: Mapping[str, Mechanism]) -> Mechanism:
     return simplest
 
 
-_PLAINEST: Mapping[type[Space], Callable[[int], Mechanism]] = {
-    Discrete: Categorical,
-    Count: Poisson,
-    Real: Normal,
-}
+_PLAINEST: Mapping[type[Space], Callable[[int], Mechanism]] = {Discrete: Categorical, Count: Poisson, Real: Normal}
 
 
 def plainest(space: Space) -> Mechanism | None:

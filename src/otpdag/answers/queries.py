@@ -354,9 +354,8 @@ def effect_of(
     index = pd.MultiIndex.from_product([list(values)[1:], list(names)], names=[treatment, outcome])
     columns = {"effect": effect, "std_error": error, "lower": effect - reach, "upper": effect + reach}
     table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index)
-    told = pd.DataFrame(
-        means(fitted.naturals).expected.numpy(), index=pd.Index(list(values), name=treatment), columns=list(names)
-    )
+    rows = pd.Index(list(values), name=treatment)
+    told = pd.DataFrame(means(fitted.naturals).expected.numpy(), index=rows, columns=list(names))
     return Effect(treatment, outcome, table, told, identification, level, path)
 
 

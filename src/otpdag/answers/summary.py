@@ -86,10 +86,8 @@ class Summary:
 
 def parameter_names(table: pd.DataFrame) -> list[str]:
     """What single numbers are called: node, parameter and where, ``y.loc[z=1]``."""
-    return [
-        f"{node}.{name}" + (f"[{at}]" if at else "")
-        for node, name, at in zip(table["node"], table["parameter"], table["at"], strict=True)
-    ]
+    lines = zip(table["node"], table["parameter"], table["at"], strict=True)
+    return [f"{node}.{name}" + (f"[{at}]" if at else "") for node, name, at in lines]
 
 
 def _fact(value: str | float) -> str:

@@ -475,8 +475,7 @@ def _put(table: pd.DataFrame, as_json: bool) -> None:
 def reproduce(
     words: typer.Context,
     folder: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Checkout whose experiments are run; that of this package."),
+        Path | None, typer.Option(metavar="FOLDER", help="Checkout whose experiments are run; that of this package.")
     ] = None,
 ) -> None:
     """Reproduce a table or figure; without a name, list what there is.

@@ -49,12 +49,7 @@ class Sequences:
     """
 
     def __init__(
-        self,
-        data: Any,
-        *,
-        sequence: str | None = None,
-        time: str | None = None,
-        lengths: npt.ArrayLike | None = None,
+        self, data: Any, *, sequence: str | None = None, time: str | None = None, lengths: npt.ArrayLike | None = None
     ) -> None:
         data = known_table(data)
         if (sequence is not None or time is not None) and not isinstance(data, pd.DataFrame):

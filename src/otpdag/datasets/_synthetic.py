@@ -46,12 +46,7 @@ class Bars:
 
 
 def bars(
-    topics: int,
-    documents: int,
-    words: int,
-    *,
-    alpha: ArrayLike | None = None,
-    seed: int | np.random.Generator,
+    topics: int, documents: int, words: int, *, alpha: ArrayLike | None = None, seed: int | np.random.Generator
 ) -> Bars:
     r"""Draw documents by latent Dirichlet allocation from topics that are the rows and columns of a square grid.
 

@@ -368,13 +368,12 @@ class TableData(DataKind):
             return SearchSchedule(finalist_rows=held, part_rows=held, part_tolerance=tolerance)
         if not isinstance(method.evaluation, ClosedForm):
             return SearchSchedule()
-        course = (
-            SearchSchedule() if method.objective.is_sum_over_rows else SearchSchedule(finalist_steps=COMPARED_STEPS)
-        )
+        is_sum = method.objective.is_sum_over_rows
+        course = SearchSchedule() if is_sum else SearchSchedule(finalist_steps=COMPARED_STEPS)
         if self.structure.begins_anywhere:  # the best of many places, each of which costs a simulation
             course = replace(course, finalists=1)
         if self.batch.rows < FROM_ROWS:
-            return replace(course, finalist_gap=FINALIST_GAP if method.objective.is_sum_over_rows else None)
+            return replace(course, finalist_gap=FINALIST_GAP if is_sum else None)
         return replace(course, finalist_rows=HELD_ROWS, part_rows=HELD_ROWS, part_tolerance=tolerance)
 
     def lay_out(self, method: Method, seed: int) -> Layout:

@@ -204,13 +204,7 @@ def _searched(
     kept: NDArray[np.float64] | None = None
     if plan.leaves_out is not None:
         ended, weights = robust_search(
-            kind,
-            layout,
-            problem,
-            searcher,
-            plan.course,
-            plan.restarts or kind.restarts(plan.method),
-            plan.leaves_out,
+            kind, layout, problem, searcher, plan.course, plan.restarts or kind.restarts(plan.method), plan.leaves_out
         )
         kept = kind.as_given(weights.cpu().numpy())
     else:

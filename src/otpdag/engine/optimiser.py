@@ -256,9 +256,8 @@ class _Accelerated:
         self.quick_falls = np.where(good & falling, self.quick_falls + 1, 0.0)
         rest = np.where(fallen < self.fall, fallen**2 / (self.fall - fallen), np.inf)
         self.rest = np.where(good, rest, self.rest)
-        self.small[good & (self.quick_falls >= self.rules.quick_falls) & (rest <= self.rules.rest * small_fall)] = (
-            SMALL_IN_A_ROW
-        )
+        at_rest = (self.quick_falls >= self.rules.quick_falls) & (rest <= self.rules.rest * small_fall)
+        self.small[good & at_rest] = SMALL_IN_A_ROW
         self.fall = np.where(good & known[:, 0], fallen, self.fall)
         slot = self.step % self.rules.remembered
         if not good.all():

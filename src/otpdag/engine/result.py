@@ -468,9 +468,8 @@ def bootstrap_draws(
         spread = information_at(problem, point).covariance if problem.pace.refinements == 0 else None
     except ModelError:
         spread = None
-    tasks = (
-        delayed(_one_chunk)(problem, point, size, int(own), spread) for size, own in zip(sizes, seeds, strict=True)
-    )
+    each = zip(sizes, seeds, strict=True)
+    tasks = (delayed(_one_chunk)(problem, point, size, int(own), spread) for size, own in each)
     chunks = shown_while_running(Parallel(n_jobs=jobs, return_as="generator")(tasks), "bootstrap", len(seeds))
     ended, settled = (torch.cat(list(parts)) for parts in zip(*chunks, strict=True))
     return ended, settled

@@ -168,8 +168,9 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
         """Rows that the decoder makes of what it reads."""
         fitted = self.model_.fitted
         decoder, params = fitted.structure.mechanisms["image"], fitted.naturals["image"]
+        read = self.decoded_from
         return in_parts(
-            lambda part: decoder.forward(params, {self.decoded_from: part}, torch.zeros(1, part.shape[1], 0)), latents
+            lambda part: decoder.forward(params, {read: part}, part.new_zeros(1, part.shape[1], 0)), latents
         )
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -324,10 +325,8 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
         encoder = self.encoder or seeded(lambda: dense_encoder(*sizes), seed)
         decoder = self.decoder or seeded(lambda: dense_decoder(sizes[1], sizes[0], sizes[2]), seed + 1)
         space = Real(self.n_features_in_) if self.format_ is None else Image(*self.format_.shape)
-        self.model_ = Model(
-            Graph([("latent", "image")], hidden=["latent"]),
-            {"latent": self._prior(), "image": m.Decoder(decoder, space)},
-        )
+        graph = Graph([("latent", "image")], hidden=["latent"])
+        self.model_ = Model(graph, {"latent": self._prior(), "image": m.Decoder(decoder, space)})
         self._map = EncoderMap(encoder, self.n_components, shape)
 
     def _prior(self) -> Mechanism:

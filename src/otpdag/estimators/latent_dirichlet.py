@@ -246,9 +246,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self.word_probability_: Array = self._words / self._words.sum()
         if self.topics == "dirichlet":
             self.beta_: Array = self._state.log_counts.double().numpy()
-        self.model_.set_params(
-            {"theta": {"concentration": self.alpha_}, "words": {"topics": whole / whole.sum(1, keepdims=True)}}
-        )
+        shares = whole / whole.sum(1, keepdims=True)
+        self.model_.set_params({"theta": {"concentration": self.alpha_}, "words": {"topics": shares}})
 
     # -- use ------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -166,10 +167,8 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
             started_from_data(encoder, decoder, some.reshape(-1, *self.format_.shape))
         self.n_positions_ = math.prod(self.grid_)
         mean, scale = m.tie("codebook"), m.tie("spread")
-        graph = Graph(
-            [("code", "latent"), ("latent", "quantized"), ("quantized", "image")],
-            hidden=["code", "latent", "quantized"],
-        )
+        hidden = ["code", "latent", "quantized"]
+        graph = Graph(pairwise([*hidden, "image"]), hidden=hidden)
         self.model_ = Model(
             graph,
             {

@@ -136,10 +136,8 @@ class PaperTopicsProblem(Algorithm1):
         return topics, self._reconstruction(topics, counts, gamma, generator)
 
     def _families(self, topics: Tensor, alpha: Tensor, streams: Streams) -> Iterator[Family]:
-        drawn = [
-            _softmax_gaussian(torch.log(own), generator, topics.shape[1])
-            for own, generator in zip(alpha, streams.generators, strict=True)
-        ]
+        each = zip(alpha, streams.generators, strict=True)
+        drawn = [_softmax_gaussian(torch.log(own), generator, topics.shape[1]) for own, generator in each]
         yield Family(topics, torch.softmax(torch.stack(drawn), -1))
 
     def _reconstruction(self, topics: Tensor, counts: Tensor, gamma: Tensor, generator: torch.Generator) -> Tensor:

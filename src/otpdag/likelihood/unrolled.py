@@ -164,10 +164,8 @@ class WindowRows(GraphProblem):
 
 def in_all_steps(written_out: Structure, naturals: Naturals) -> Naturals:
     """Natural parameters of the nodes of a graph over time."""
-    return {
-        name: {} if mechanism.is_given else naturals[_of_name(name)[0]]
-        for name, mechanism in written_out.mechanisms.items()
-    }
+    mechanisms = written_out.mechanisms.items()
+    return {name: {} if one.is_given else naturals[_of_name(name)[0]] for name, one in mechanisms}
 
 
 def window_batch(written_out: Structure, batch: SequenceBatch, first: Tensor) -> Batch:

@@ -175,9 +175,8 @@ class Mechanism(ABC):
 
     def natural(self, raw: Params) -> dict[str, Tensor]:
         """Natural parameters from raw ones; fixed parameters are filled in."""
-        return self.restore_units(
-            {name: self._natural_one(name, parameter, raw) for name, parameter in self.declared().items()}
-        )
+        own = {name: self._natural_one(name, parameter, raw) for name, parameter in self.declared().items()}
+        return self.restore_units(own)
 
     def _natural_one(self, name: str, parameter: Parameter, raw: Params) -> Tensor:
         if not parameter.learned:

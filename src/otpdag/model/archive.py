@@ -107,9 +107,7 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
 
 
 def read_archive(
-    path: str | Path,
-    functions: Mapping[str, Callable[..., Any]] | None,
-    maps: Mapping[str, MapFactory] | None,
+    path: str | Path, functions: Mapping[str, Callable[..., Any]] | None, maps: Mapping[str, MapFactory] | None
 ) -> tuple[Structure, ModelState]:
     """Read a model's structure and the rest of its state."""
     state, tensors = read_bundle(path, "model.json", WHAT)
@@ -257,9 +255,8 @@ def _naturals(
     given = _under(tensors, prefix)  # in an order of its own
     naturals: dict[str, dict[str, Tensor]] = {}
     for node, mechanism in structure.mechanisms.items():
-        naturals[node] = {
-            name: _checked(f"{node}/{name}", given, parameter) for name, parameter in mechanism.declared().items()
-        }
+        declared = mechanism.declared().items()
+        naturals[node] = {name: _checked(f"{node}/{name}", given, parameter) for name, parameter in declared}
     unknown = given.keys() - {f"{node}/{name}" for node, own in naturals.items() for name in own}
     if unknown:
         raise ValueError(f"it holds parameters of no node: {sorted(unknown)!r:.100}")

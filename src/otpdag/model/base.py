@@ -138,10 +138,8 @@ class ModelBase:
 
     def __repr__(self) -> str:
         head = f"Model with {len(self.graph.nodes)} nodes ({'' if self.is_fitted else 'not '}fitted)"
-        told = [
-            f"  {node}: {kind} <- {parents}" if parents else f"  {node}: {kind}"
-            for node, kind, parents in _nodes_of(self.structure)
-        ]
+        nodes = _nodes_of(self.structure)
+        told = [f"  {node}: {kind}" + (f" <- {parents}" if parents else "") for node, kind, parents in nodes]
         return "\n".join([head, *told])
 
     def _repr_html_(self) -> str:

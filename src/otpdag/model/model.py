@@ -179,10 +179,7 @@ class Model(ModelBase):
     # -- queries --------------------------------------------------------------------------------------------------
 
     def query(
-        self,
-        node: str | Sequence[str],
-        given: Mapping[str, Any] | None = None,
-        do: Mapping[str, Any] | None = None,
+        self, node: str | Sequence[str], given: Mapping[str, Any] | None = None, do: Mapping[str, Any] | None = None
     ) -> pd.Series | pd.DataFrame:
         r"""The distribution of a node given some values and interventions, :math:`P(y \mid e, do(t))`; exact.
 

@@ -284,9 +284,8 @@ class Layout:
         total, x = pull.sum(1) + 1e-4, np.zeros(len(items))
         ends = np.cumsum([len(row) for row in self.rows])
         parts = [slice(end - len(row), end) for row, end in zip(self.rows, ends, strict=True)]
-        starts = [
-            np.cumsum([0.0, *(self.reach(a)[1] + self.reach(b)[0] for a, b in pairwise(row))]) for row in self.rows
-        ]
+        gaps = [[self.reach(a)[1] + self.reach(b)[0] for a, b in pairwise(row)] for row in self.rows]
+        starts = [np.cumsum([0.0, *own]) for own in gaps]
         for sweep in range(sweeps):
             for part, start in list(zip(parts, starts, strict=True))[:: 1 - 2 * (sweep % 2)]:
                 wish = pull[part] @ x / total[part] - start
@@ -448,7 +447,5 @@ class _Pen:
 
     def _label(self, label: str, place: Array, *, align: str) -> None:
         frame = {"facecolor": "white", "edgecolor": "none", "pad": 1.2 * self.scale}
-        text = self.ax.text(
-            place[0], place[1], label, size=POINTS.label_font * self.scale, color=INK, bbox=frame, zorder=2.5
-        )
+        text = self.ax.text(*place, label, size=POINTS.label_font * self.scale, color=INK, bbox=frame, zorder=2.5)
         text.set(horizontalalignment=align, verticalalignment="center_baseline")

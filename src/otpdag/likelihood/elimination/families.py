@@ -114,10 +114,8 @@ class FamilyView:
     @cached_property
     def lines(self) -> int:
         """Linear predictions through which alone the density reads numbers; zero if it reads them otherwise."""
-        readable = (
-            self.mechanism.has_density and not self.is_linear and not self.follows and not all(self.categories[:-1])
-        )
-        return int(getattr(self.mechanism, "lines", 0)) if readable else 0
+        otherwise = self.is_linear or self.follows or all(self.categories[:-1])
+        return int(getattr(self.mechanism, "lines", 0)) if self.mechanism.has_density and not otherwise else 0
 
     @cached_property
     def selectors(self) -> tuple[tuple[int, int], ...]:

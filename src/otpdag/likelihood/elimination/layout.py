@@ -203,6 +203,10 @@ class Block:
         """Number of distinct pieces."""
         return len(self.result)
 
+    def empty_banks(self, replicas: int, like: Tensor) -> dict[Sizes, Tensor]:
+        """Zero for every entry of every bank (R, rows, entries)."""
+        return {sizes: like.new_zeros(replicas, rows, math.prod(sizes)) for sizes, rows in self.banks.items()}
+
     @property
     def largest_table(self) -> int:
         """Entries of the largest table of one piece."""

@@ -194,9 +194,7 @@ class _Drawn:
         """The value of a node or of lines that each of the clusters meets (n, draws, width)."""
         group, families = integrals.group, self.layout.families
         nodes = group.around[group.instance][:, axis]
-        each = {
-            n: self.values[families[n].node] if n < len(families) else self.lines[n] for n in nodes.unique().tolist()
-        }
+        each = {n: self.values[families[n].node] if n < len(families) else self.lines[n] for n in set(nodes.tolist())}
         values = torch.empty(len(nodes), self.many, next(iter(each.values())).shape[-1], dtype=integrals.mean.dtype)
         for place, value in each.items():
             here = nodes == place

@@ -310,13 +310,7 @@ class Factors:
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        naturals: Naturals,
-        tempering: Tempering,
-        *,
-        attached: bool = False,
-        largest: bool = False,
+        self, layout: Layout, naturals: Naturals, tempering: Tempering, *, attached: bool = False, largest: bool = False
     ) -> None:
         self.layout, self.naturals, self.tempering, self.attached = layout, naturals, tempering, attached
         self.largest = largest or tempering.best
@@ -381,10 +375,7 @@ class Factors:
         """Fill the banks of a block, and sum its pieces."""
         prepared = prepare(self.layout, block)
         points = prepared.points
-        like = self.layout.batch.weight
-        banks = {
-            sizes: torch.zeros(self.replicas, rows, math.prod(sizes)).to(like) for sizes, rows in block.banks.items()
-        }
+        banks = block.empty_banks(self.replicas, self.layout.batch.weight)
 
         for source in block.tables:
             self._put(banks, source, self._of_states(source))
@@ -455,9 +446,7 @@ class Evaluated:
     def steps(self, weight: Tensor) -> tuple[Banks, Iterator[tuple[Step, Tensor]]]:
         """Banks of beliefs under weights (1 or R, D) of the pieces, and the :func:`beliefs` of steps that fill them."""
         replicas = max(len(self.log_z), len(weight))
-        banks = {
-            sizes: self.log_z.new_zeros(replicas, rows, math.prod(sizes)) for sizes, rows in self.block.banks.items()
-        }
+        banks = self.block.empty_banks(replicas, self.log_z)
         banks[()][:, self.block.result, 0] = weight
         return banks, beliefs(self.block.steps, self.conditionals, banks)
 
