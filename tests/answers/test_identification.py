@@ -51,5 +51,5 @@ def test_not_identified_names_the_common_cause(edges):
 
 
 def test_an_unknown_node_is_refused():
-    with pytest.raises(GraphError, match="there is no node 'q'"):
+    with pytest.raises(GraphError, match="node 'q' is not in the graph"):
         identify(Graph([("t", "y")]), "t", "q")

@@ -80,7 +80,7 @@ def test_effects_are_those_of_setting_the_node(fitted):
     axes = plots.plot_effects(result, "kind", "size", [0, 1], rows=2000).axes[0]
     assert sorted(axes.lines[0].get_ydata()) == pytest.approx([0.0, 6.0], abs=0.5)
     assert len(plots.plot_effects(result, "kind", "colour", [0, 1], rows=200).axes[0].patches) == 4
-    with pytest.raises(ModelError, match="node 'shape' is not in the graph"):
+    with pytest.raises(otp.GraphError, match="node 'shape' is not in the graph"):
         plots.plot_effects(result, "shape", "size", [0])
 
 

@@ -97,8 +97,7 @@ def identify(graph: Graph, treatment: str, outcome: str) -> Identification:
     False
     """
     for node in (treatment, outcome):
-        if node not in graph:
-            raise GraphError(f"there is no node {node!r} in the graph; it has {_listed(graph.nodes)}")
+        graph.parents(node)  # refuses what is no node
     if graph.is_dynamic:
         raise GraphError("identification is for graphs without lagged edges")
     if outcome not in graph.descendants(treatment):

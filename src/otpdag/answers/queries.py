@@ -429,10 +429,8 @@ def future_draws(
         }
         for back in reversed(range(max(edge.by for edge in structure.graph.lags)))
     ]
-    known = {
-        node: value.reshape(1, many, 1, steps, -1).expand(-1, -1, draws, -1, -1).flatten(1, 2)
-        for node, value in given.items()
-    }
+    shaped = {node: value.reshape(1, many, 1, steps, -1) for node, value in given.items()}
+    known = {node: value.expand(-1, -1, draws, -1, -1).flatten(1, 2) for node, value in shaped.items()}
     drawn = ancestral_sequences(structure, fitted.naturals, many * draws, steps, generator, do=known, past=past)
     return {node: value[0].unflatten(0, (many, draws)).transpose(1, 2) for node, value in drawn.items()}
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -507,9 +507,8 @@ def _rank(mechanism: Mechanism, free: Mapping[str, Parameter], most: int = 400) 
         return size
     generator = torch.Generator().manual_seed(0)
     learned = {name: p for name, p in mechanism.declared().items() if p.learned}
-    raw = {
-        name: 0.3 * torch.randn(1, *p.shape, generator=generator, dtype=torch.float64) for name, p in learned.items()
-    }
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    raw = {name: 0.3 * normal(1, *parameter.shape) for name, parameter in learned.items()}
 
     def shown(flat: Tensor) -> Tensor:
         moved = unpack(flat.unsqueeze(0), {name: parameter.shape for name, parameter in free.items()})

@@ -55,10 +55,8 @@ def owners(batch: SequenceBatch) -> Tensor:
 def log_prior(structure: Structure, naturals: Naturals, places: Tensor) -> Tensor:
     """Log-density of shared numbers (R, G, K) at places (G, K, d)."""
     values = {node: places[None, ..., place : place + 1] for place, node in enumerate(structure.shared)}
-    told = (
-        structure.mechanisms[node].log_prob(naturals[node], values[node], structure.parents(node, values))
-        for node in structure.shared
-    )
+    mechanisms = ((node, structure.mechanisms[node]) for node in structure.shared)
+    told = (one.log_prob(naturals[node], values[node], structure.parents(node, values)) for node, one in mechanisms)
     return torch.as_tensor(sum(told))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -475,10 +476,8 @@ class Model(ModelBase):
         known = self._given_values(given, steps * len(batch.lengths), self.structure.given, exactly=True)
         fitted = [replace(self.fitted, naturals=own) for own in parameters or [self.fitted.naturals]]
         each = -(-draws // len(fitted))
-        parts = [
-            queries.future_draws(own, batch, steps, draws=each, seed=seed + number, given=known)
-            for number, own in enumerate(fitted)
-        ]
+        draw = partial(queries.future_draws, batch=batch, steps=steps, draws=each, given=known)
+        parts = [draw(own, seed=seed + number) for number, own in enumerate(fitted)]
         drawn = {node: torch.cat([part[node] for part in parts], 2) for node in parts[0]}
         return queries.forecast_table(drawn, self._known_schema(), self.graph.observed, level)
 

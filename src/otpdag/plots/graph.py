@@ -447,5 +447,6 @@ class _Pen:
 
     def _label(self, label: str, place: Array, *, align: str) -> None:
         frame = {"facecolor": "white", "edgecolor": "none", "pad": 1.2 * self.scale}
-        text = self.ax.text(*place, label, size=POINTS.label_font * self.scale, color=INK, bbox=frame, zorder=2.5)
+        x, y = place
+        text = self.ax.text(x, y, label, size=POINTS.label_font * self.scale, color=INK, bbox=frame, zorder=2.5)
         text.set(horizontalalignment=align, verticalalignment="center_baseline")

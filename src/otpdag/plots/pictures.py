@@ -226,8 +226,7 @@ def plot_effects(
     """
     model = _model(fitted, "plot_effects")
     for name in (treatment, outcome):
-        if name not in model.graph.nodes:
-            raise ModelError(f"node {name!r} is not in the graph; it has {', '.join(model.graph.nodes)}")
+        model.graph.parents(name)  # refuses what is no node
     made = [model.sample(rows, seed=seed, do={treatment: value})[outcome] for value in values]
     ax = style.axes_of(None, 5.5, 3.2)
     _by_group(ax, model, outcome, pd.concat(made, ignore_index=True), np.repeat(range(len(made)), rows))
