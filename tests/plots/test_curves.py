@@ -134,7 +134,7 @@ def test_segments_of_one_step():
     assert plot_segments([1.0], [0], names=["calm"]).axes[0].get_legend().get_texts()[0].get_text() == "calm"
 
 
-@pytest.mark.parametrize(("values", "states", "message"), [([1, 2], [0], "one length"), ([1], [-1], "at least 0")])
+@pytest.mark.parametrize(("values", "states", "message"), [([1, 2], [0], "must be as many"), ([1], [-1], "at least 0")])
 def test_segments_refuse_what_does_not_fit(values, states, message):
     with pytest.raises(DataError, match=message):
         plot_segments(values, states)
