@@ -313,7 +313,7 @@ def test_fit_sequences(tmp_path):
         ("{edges: [[a, b]], nodes: {a: {type: Normal, sd: 1}}}", "a,b\n1,2\n", "nodes.a.sd: is not known; Normal has"),
         ("edges: [[a, b]]", None, "must be a file that exists"),
         ("edges: [[a, b]]", "", "cannot be read as a table"),
-        ("edges: [[a, b]]", "a,c\n1,2\n", "observed node 'b' has no column"),
+        ("edges: [[a, b]]", "a,c\n1,2\n", "node 'b' has no column"),
         ("edges: [[a, b]]", 'a,b\n1,2\n"3', "cannot be read as a table"),
         ("edges: [[a, b]]", "a,b\n0.5,0.1\n", "at least 2 rows; got 1"),
     ],

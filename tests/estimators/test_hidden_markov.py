@@ -211,7 +211,7 @@ def test_a_target_is_ignored_and_lengths_may_come_second_as_in_hmmlearn(counts):
     for other in fits[1:]:
         np.testing.assert_array_equal(other.transmat_, fits[0].transmat_)
     assert fits[0].score(X, [30, 30]) == fits[0].score(X, lengths=[30, 30]) != fits[0].score(X)
-    with pytest.raises(otp.DataError, match="y must have an entry for each of the 60 steps"):
+    with pytest.raises(otp.DataError, match="y must have an entry for each of 60 steps"):
         fits[0].fit(X, [20, 40], lengths=[30, 30])
 
 
