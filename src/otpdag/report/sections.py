@@ -14,6 +14,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -66,7 +67,7 @@ def svg_of(figure: Figure) -> ElementTree.Element:
     """A figure as an ``svg`` element, its words as text."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "otpdag"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})  # `savefig` draws twice
     ElementTree.register_namespace("", SVG)
     ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
     root = ElementTree.fromstring(printable(buffer.getvalue()))
