@@ -35,7 +35,7 @@ from otpdag.engine.method import Method, current_name, misfit
 from otpdag.engine.monitor import Callback, Cause, Monitor, Stopping
 from otpdag.engine.result import FitResult, Status
 from otpdag.engine.robust import RobustOptions, robust_search, robust_start
-from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, races, search
+from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, has_quick_updates, search
 from otpdag.engine.sequence_data import GroupData, SequenceData
 from otpdag.errors import (
     ApproximationWarning,
@@ -211,8 +211,8 @@ def _searched(
         restarts, size = plan.restarts, plan.course.race_batch
         if restarts is None:
             restarts = kind.restarts(plan.method)
-            is_raced = restarts >= MANY_STARTS and races(problem, searcher.optimiser)
-            restarts = plan.course.race_starts if is_raced else restarts
+            if restarts >= MANY_STARTS and has_quick_updates(problem):
+                restarts = plan.course.race_starts
         ends = [0, *range(size, restarts, 3 * size), restarts]  # few are enough mostly, and many at once cost less each
         batches = (range(first, last) for first, last in pairwise(ends))
         starts = (_starts(kind, layout, problem, searcher, batch) for batch in batches)

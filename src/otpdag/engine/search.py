@@ -20,7 +20,7 @@ from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, carried
 from otpdag.errors import ModelError, OutOfTime, check_count, out_of_time_if
 from otpdag.mechanisms.normal import LocationScale
-from otpdag.problem import Problem, Proposals, Refinement, Units, units_of
+from otpdag.problem import Problem, Proposals, Refinement, TableRows, Units, units_of
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class SearchSchedule:
         race_batch: Starts that race at a time.
         race_rows: Most rows in a race.
         race_steps: Steps of its rounds.
+        slow_steps: Steps of its rounds where no quick updates lead to an optimum, but descent does.
         race_margin: By how much a start may be behind an earlier one to go on, in total log-likelihood times the steps
             that it has made; or by twice what it gained in the last round, if that is more.
         race_tolerance: Relative change of the loss at which a start has reached its optimum.
@@ -70,6 +71,7 @@ class SearchSchedule:
     race_batch: int = 32
     race_rows: int = 2_000
     race_steps: tuple[int, ...] = (20, 20, 40, 80)
+    slow_steps: tuple[int, ...] = (5, 5, 10, 20)
     race_margin: float = 300.0
     race_tolerance: float = 1e-7
     race_alike: float = 0.5
@@ -185,9 +187,15 @@ def with_narrow_scales(problem: Units, points: Tensor, losses: Tensor) -> Tensor
 
 
 def races(problem: Problem, optimiser: Optimiser) -> bool:
-    """Whether starts of a problem race: something is hidden, and updates lead to optima the same way every time."""
+    """Whether starts race: something is hidden, and quick updates lead to optima; or categories in a table are."""
     if not isinstance(problem, Units) or optimiser.is_stochastic or not problem.structure.graph.hidden:
         return False
+    is_table = isinstance(problem, TableRows) and problem.is_likelihood
+    return has_quick_updates(problem) or (is_table and bool(problem.structure.hidden_categories))
+
+
+def has_quick_updates(problem: Problem) -> bool:
+    """Whether closed-form updates alone lead to its optima."""
     return problem.updates is not None and problem.updates.suffice
 
 
@@ -284,8 +292,8 @@ class _Field:
 
     @property
     def _saw_all(self) -> bool:
-        """Whether a race is run on all rows."""
-        return self.course.race_rows >= self.problem.rows
+        """Whether a race is run on all rows, and exactly: whatever it finds is finished then."""
+        return has_quick_updates(self.problem) and self.course.race_rows >= self.problem.rows
 
     @property
     def _is_over(self) -> bool:
@@ -300,8 +308,11 @@ class _Field:
         came to a lower loss than all before it is finished, for a poorer optimum may have a better one beside it. So
         of more starts none is missing that fewer would have finished: more are never worse.
         """
-        course, rows = self.course, self.course.race_rows
-        part = self.problem if self._saw_all else self.problem.subset(rows)
+        course, part = self.course, self.problem
+        if not has_quick_updates(part):
+            part = part.subset(course.short_rows)
+        elif not self._saw_all:
+            part = part.subset(course.race_rows)
         self.alike = course.race_alike / float(units_of(part).unit_mass.sum())
         while len(numbers):
             self._race_of(part, numbers)
@@ -310,33 +321,42 @@ class _Field:
                 break
             numbers = self._admit()
         ends = self.short_losses.nan_to_num(nan=torch.inf)
-        if not self._saw_all:
-            order = self._best(torch.arange(len(ends)), ends, None, len(ends))
-            return self._distinct(order, ends, course.finalists, self._gap(part))
-        self.losses = self.short_losses.clone()
+        if self._saw_all:
+            self.losses = self.short_losses.clone()
         before = torch.cat([ends.new_full((1,), torch.inf), ends.cummin(0).values[:-1]])
-        lower = (ends < before - self._small(ends)).nonzero().flatten()
+        most = ends.min() + (torch.inf if self._saw_all else self._gap(part))
+        lower = ((ends < before - self._small(ends)) & (ends <= most)).nonzero().flatten()
         return lower if len(lower) else torch.zeros(1, dtype=torch.long)
 
     def _race_of(self, part: Problem, alive: Tensor) -> None:
-        """Rounds of updates of some starts; those that are far behind an earlier one, for what they gain, give up."""
+        """Rounds of updates of some starts; those that are far behind an earlier one, for what they gain, give up.
+
+        Where an update is dear, so do those that several earlier ones are ahead of: eight, then four, then two.
+        """
         course, done, mass = self.course, 0, float(units_of(part).unit_mass.sum())
-        for steps in course.race_steps:
+        is_quick = has_quick_updates(part)
+        rounds = course.race_steps if is_quick else course.slow_steps
+        for ahead, steps in zip(reversed(range(len(rounds))), rounds, strict=True):
             before = self.short_losses[alive]
             name, tolerance = f"{len(alive)} starts", course.race_tolerance
             _, outcome = self._settled(name, part, alive, steps=steps, moves=0, keep=False, tolerance=tolerance)
             losses = self._judged(part, outcome)
             self.short_losses[alive] = losses
-            behind = losses - self.short_losses.nan_to_num(nan=torch.inf).cummin(0).values[alive]
-            done += steps
+            known = self.short_losses.nan_to_num(nan=torch.inf)
+            behind = losses - known.cummin(0).values[alive]
+            done += steps if is_quick else 2 * steps  # descent follows updates
             gained = (before - losses).nan_to_num(nan=torch.inf)
             in_it = (behind <= (2 * gained).clamp(min=course.race_margin / (done * mass))) & losses.isfinite()
+            if ahead and not is_quick:
+                earlier = torch.arange(len(known)) < alive.unsqueeze(1)
+                in_it &= ((known < losses.unsqueeze(1)) & earlier).sum(1) < 2**ahead
             self.settled[alive] = outcome.converged.cpu()
             self.ended[alive] = self.settled[alive] & in_it
             alive = alive[in_it & ~self.ended[alive]]
             if not len(alive) or self._is_over:
                 return
         self.ended[alive] = True  # they have come far enough to be told apart
+        self.settled[alive] |= not is_quick
 
     def _found_once(self) -> int:
         """How many optima a single start of a race came to: about as many in as many more starts would be new.
