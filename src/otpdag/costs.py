@@ -53,7 +53,7 @@ class AbstractCost(ABC):
         Returns:
             The cost matrix, (R, N, M).
         """
-        _check_points(x, y)
+        check_points(x, y)
         return self.pairwise(x, y)
 
     @abstractmethod
@@ -269,11 +269,14 @@ def all_pairs(function: PointFunction, x: Tensor, y: Tensor) -> Tensor:
     return costs
 
 
-def _check_points(x: Tensor, y: Tensor) -> None:
-    """Refuse anything but two tensors (R, N, d) and (R, M, d)."""
+def check_points(x: Tensor, y: Tensor) -> None:
+    """Refuse anything but two tensors of floating-point numbers (R, N, d) and (R, M, d), neither empty."""
     for name, value in (("x", x), ("y", y)):
-        if value.ndim != 3:
-            raise DataError(f"`{name}` must be (replicas, points, features); got shape {tuple(value.shape)}")
+        if value.ndim != 3 or 0 in value.shape:
+            shape = tuple(value.shape)
+            raise DataError(f"`{name}` must be (replicas, points, features), none of them 0; got shape {shape}")
+        if not value.is_floating_point():
+            raise DataError(f"`{name}` must be floating point; got {value.dtype}")
     if x.shape[-1] != y.shape[-1]:
         raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
     if x.shape[0] != y.shape[0] and 1 not in (x.shape[0], y.shape[0]):

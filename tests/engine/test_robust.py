@@ -197,3 +197,18 @@ def test_limits_that_mean_nothing_are_refused(options, message):
 def test_one_tail_and_no_slack_are_enough():
     options = otp.RobustOptions(tails=(0.01,), slack=1.0)
     assert (options.tails, options.slack, options.most_dropped) == ((0.01,), 1.0, 0.25)
+
+
+@pytest.mark.parametrize("columns", [["x"], ["x", "c"]])
+def test_a_robust_fit_that_runs_out_of_time_says_so_and_weighs_its_rows(columns):
+    """Also before any row was weighed, and where starts are still looked for on guesses of the clean rows."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 300)
+    table = pd.DataFrame({"x": rng.normal(4.0 * z), "c": z})[columns]
+    nodes = {"x": m.Normal(), "c": m.Categorical(2)}
+    graph = otp.Graph([("z", name) for name in columns], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Categorical(2)} | {name: nodes[name] for name in columns})
+    with pytest.warns(otp.ConvergenceWarning, match="the time limit of 1e-06 s was reached"):
+        result = otp.fit(model, table, robust="outliers", time_limit=1e-6, seed=0)
+    assert result.row_weights.shape == (300,)
+    assert result.row_weights.mean() > 0.7

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from otpdag.costs import check_points
 from otpdag.errors import DataError
 
 
@@ -48,10 +49,7 @@ class AbstractDivergence(ABC):
         Raises:
             DataError: If shapes, types or weights do not fit together.
         """
-        _check_sample("x", x)
-        _check_sample("y", y)
-        if x.shape[-1] != y.shape[-1]:
-            raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
+        check_points(x, y)
         if x.dtype != y.dtype:
             raise DataError(f"`x` and `y` must have the same type; got {x.dtype} and {y.dtype}")
         a, b = _normalised("a", fill_weights(x, a), "x", x), _normalised("b", fill_weights(y, b), "y", y)
@@ -86,15 +84,6 @@ def require_finite(costs: Tensor) -> Tensor:
     if not bool(torch.isfinite(costs).all()):
         raise DataError("`x` and `y` must have finite costs; got NaN or infinity, in the samples or the cost")
     return costs
-
-
-def _check_sample(name: str, value: Tensor) -> None:
-    if value.ndim != 3 or 0 in value.shape:
-        raise DataError(
-            f"`{name}` must be (replicas, points, features), none of them 0; got shape {tuple(value.shape)}"
-        )
-    if not value.is_floating_point():
-        raise DataError(f"`{name}` must be floating point; got {value.dtype}")
 
 
 def _normalised(name: str, weights: Tensor, of: str, sample: Tensor) -> Tensor:

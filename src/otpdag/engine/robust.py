@@ -128,8 +128,7 @@ class CappedProblem(WrappedProblem):
 
     def judged(self, points: Tensor) -> Tensor:
         """How much worse each explains (R,) what others explain as well, and the share that it leaves out."""
-        if self.judge is not None and len(points) > 1:
-            assert self.weights is not None, "laid out before it was run"
+        if self.judge is not None and self.weights is not None and len(points) > 1:
             losses, near = self.base.unit_losses(points), self.judge.nearest(points, self.options.sample)
             return self.judge.left_out(points) + beaten_by(losses, self.weights, near, points.shape[-1])
         caps = [losses.quantile(1 - self.options.cap) for losses in self._model_losses(self.base, points)]
@@ -232,8 +231,10 @@ def robust_search(
     ended = search(capped, points, staged, replace(searcher, judge=_judged))
     final = ended.problem
     assert isinstance(final, CappedProblem), "what was searched"
-    assert final.weighted is not None, "laid out before the last run"
-    assert final.weights is not None, "laid out before the last run"
+    if final.weights is None:  # time ran out before rows were weighed
+        final = final._with_weights(ended.point)
+    assert final.weighted is not None, "weighed"
+    assert final.weights is not None, "weighed"
     return replace(ended, problem=final.weighted), final.weights[0]
 
 

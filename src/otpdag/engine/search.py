@@ -269,7 +269,7 @@ class _Field:
             alive = self._short_runs(alive)
         if compete and len(alive) > 1 and not self._is_over and not (raced and self._saw_all):
             alive = self._finalists(alive)
-        if self._is_over:  # one step of the best, on all rows, is all that is still done
+        if compete and self._is_over:  # one step of the best, on all rows, is all that is still done
             alive = self._best(alive, self.short_losses[alive], None, 1)
         finished = [(one, *self._finish(one, self._on_part(one))) for one in (alive.split(1) if raced else [alive])]
         lowest = min(range(len(finished)), key=lambda at: float(self._judged(*finished[at][1:]).mean()))
