@@ -280,7 +280,7 @@ def check_points(x: Tensor, y: Tensor) -> None:
     if x.shape[-1] != y.shape[-1]:
         raise DataError(f"`x` and `y` must have equally many features; got {x.shape[-1]} and {y.shape[-1]}")
     if x.shape[0] != y.shape[0] and 1 not in (x.shape[0], y.shape[0]):
-        raise DataError(f"`x` and `y` must have equal replicas, or one; got {x.shape[0]} and {y.shape[0]}")
+        raise DataError(f"`x` and `y` must have equal replicas, or one; got {[x.shape[0], y.shape[0]]}")
 
 
 # the cost by a node's type: cross-entropy for categories, smooth L1 for counts, else squared error
