@@ -67,6 +67,8 @@ class Structure:
             for parent, space in parents + lagged:
                 if isinstance(space, Interval):
                     raise ModelError(f"node {node!r}: its parent {parent!r} is censored, which no mechanism can read")
+                if getattr(bound.get(parent), "truncated", None) is not None:
+                    raise ModelError(f"node {node!r}: its parent {parent!r} is truncated; gaps in it have no sum")
             unseen = any(parent in graph.hidden for parent in (*graph.parents(node), *dict(before)))
             bound[node] = mechanisms[node].setup(Family(node, parents + lagged, node in graph.hidden, unseen))
             if lagged and node in graph.hidden:

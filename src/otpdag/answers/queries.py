@@ -121,6 +121,9 @@ def believe(
     parts = []
     for index in torch.arange(batch.rows).split(at_once):
         part = batch.take(index)
+        if getattr(fitted.structure.mechanisms[node], "truncated", None) is not None:
+            parts.append(_between_limits(fitted, part, node, draws))
+            continue
         try:
             question = Question(fitted, part, node)
         except ModelError as error:
@@ -171,6 +174,17 @@ def moved_answers(
         return float(((there - here.expected).norm(dim=0) / (BESIDE * here.unit + 1e-15)).mean())
 
     return [node for node in nodes if moved(node) > least] if fitted.beside else []
+
+
+def _between_limits(fitted: Fitted, batch: Batch, node: str, draws: int) -> Belief:
+    """The mean of a leaf whose density jumps at limits, which no points sum well, over draws of unknown parents."""
+    drawn, mechanism = posterior_draws(fitted, batch, draws, 0, stratified=True), fitted.structure.mechanisms[node]
+    parents = {name: drawn[name].flatten(0, 1).unsqueeze(0) for name, _ in mechanism.family.parents}
+    mean = mechanism.mean(fitted.naturals[node], parents)
+    assert mean is not None, "what has limits has a mean"
+    mean = mean.detach()[0].expand(batch.rows * draws, -1).unflatten(0, (batch.rows, draws))
+    seen = batch.mask[node][0] if node in batch.mask else torch.zeros(batch.rows, 1, dtype=torch.bool)
+    return Belief(torch.where(seen, drawn[node][:, 0], mean.mean(1)), drawn[node].var(1))
 
 
 def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[str, Tensor], Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from otpdag.errors import ModelError, check_choice
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.parameters import UNIT, Axis, Fixed, Parameter, Setting, SettingLike, Start, as_setting
-from otpdag.mechanisms.predictor import Cellwise, Censorable, Equations, least_squares
+from otpdag.mechanisms.predictor import Cellwise, Censorable, Equations, Truncatable, least_squares
 from otpdag.mechanisms.quantiles import BETA, GAMMA, inside_unit, poisson_quantile
 from otpdag.numerics import apply_linear
 from otpdag.spaces import Count, Positive, Unit, Vector
@@ -157,9 +157,9 @@ class GeneralisedLinear(Cellwise):
             return params | self.started_spread(self.beside[0], torch.log(table).expand_as(value), parents, weight)
         return {**params, self.beside[0]: table}
 
-    def mean(self, params: Params, parents: Parents) -> Tensor:
-        """The mean."""
-        return self.link.mean(self.at(params, parents)[0])
+    def mean_at(self, line: Tensor, *beside: Tensor) -> Tensor:
+        """By the link."""
+        return self.link.mean(line)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -301,7 +301,7 @@ class LogLinearCount(GeneralisedLinear):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Poisson(LogLinearCount):
+class Poisson(Truncatable, LogLinearCount):
     r"""A Poisson count, log-linear in its numeric parents, with an intercept for each discrete configuration.
 
     .. math:: x \sim \mathrm{Poisson}(\exp(\mathrm{log\_rate}[\mathrm{pa}] + W^\top \mathrm{pa}))
@@ -317,10 +317,30 @@ class Poisson(LogLinearCount):
         extra_zeros: ``"inflated"`` where a share ``zeros`` of the counts is zero whatever the rate; ``"hurdle"`` where
             that is the share of all zeros, and other counts are at least one.
         zeros: That share.
+        truncated: Counts between which alone rows were recorded, such as ``(1, None)``.
 
     >>> Poisson().space
     Count(dim=1)
     """
+
+    def __post_init__(self) -> None:
+        """Refuse zeros of their own among counts that are kept."""
+        super().__post_init__()
+        if self.truncated is not None and self.extra_zeros is not None:
+            raise ModelError("a count has extra zeros or is truncated, not both")
+
+    def log_tails(self, value: Tensor, log_rate: Tensor) -> tuple[Tensor, Tensor]:
+        """By the distribution function."""
+        below = self.cdf(value.floor(), log_rate)
+        return torch.log(below), torch.log1p(-below)
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        r"""Between limits :math:`\mu P(a - 1 \le X \le b - 1) / P(a \le X \le b)`."""
+        if self.truncated is None:
+            return super().mean(params, parents)
+        (line,) = self.at(params, parents)
+        less, whole = (self.log_mass(*self.limits(line, by), line) for by in (1.0, 0.0))
+        return torch.exp(line + less - whole)
 
     @property
     def has_closed_form(self) -> bool:
@@ -528,10 +548,9 @@ class WaitingTime(Censorable, LogLinearPositive):
         hazard = self.log_hazard(value, log_scale, shape)
         return torch.log(shape) + hazard - self.on_line(value) - torch.exp(hazard)
 
-    def mean(self, params: Params, parents: Parents) -> Tensor:
+    def mean_at(self, line: Tensor, *beside: Tensor) -> Tensor:
         """``lambda * Gamma(1 + 1 / k)``."""
-        log_scale, shape = (*self.at(params, parents), ONE)[:2]
-        return self.as_value(torch.exp(log_scale + torch.lgamma(1 + 1 / shape)))
+        return torch.exp(line + torch.lgamma(1 + 1 / (*beside, ONE)[0]))
 
     def noise_of(self, value: Tensor, uniform: Tensor, *at: Tensor) -> Tensor:
         """The distribution function."""
@@ -557,6 +576,7 @@ class Exponential(WaitingTime):
         terms: A formula of the parents for the prediction, such as ``"x * C(z) + offset(log(t))"``.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
         censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+        truncated: Limits between which alone values were recorded, such as ``(0, None)``.
 
     >>> Exponential(censored=True).space
     Interval(dim=2)
@@ -585,6 +605,7 @@ class Weibull(WaitingTime):
         terms: A formula of the parents for the prediction, such as ``"x * C(z)"``.
         network: Sizes of hidden layers of a network of the parents that replaces the linear prediction.
         censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+        truncated: Limits between which alone values were recorded, such as ``(0, None)``.
 
     >>> Weibull().space
     Positive(dim=1)

@@ -202,6 +202,7 @@ class Normal(Censorable, LocationScale):
             or equal rows from collapsing to a point, where the likelihood is infinite. Left out, it comes from the
             column: how far apart rounded values are, and a small share of the spread. Zero allows any scale.
         censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+        truncated: Limits between which alone values were recorded, such as ``(0, None)``.
         group: Of a hidden node, a column that tells groups of rows: all rows of a group share its value, which is a
             random intercept of the nodes that read it, or a random slope if they multiply it with another parent.
 
@@ -347,6 +348,7 @@ class LogNormal(Censorable, LocationScale):
         shared_scale: One scale for all configurations of the discrete parents.
         floor: A scale that none falls below, as a share of the column's own spread; see :class:`Normal`.
         censored: Whether values are intervals, in two columns ``x.0`` and ``x.1``; an end that is missing is none.
+        truncated: Limits between which alone values were recorded, such as ``(0, None)``.
 
     >>> LogNormal().space
     Positive(dim=1)
@@ -377,10 +379,9 @@ class LogNormal(Censorable, LocationScale):
         """Those of the normal distribution, of the logarithm."""
         return normal_log_tails((self.on_line(value) - loc) / scale)
 
-    def mean(self, params: Params, parents: Parents) -> Tensor:
+    def mean_at(self, line: Tensor, *beside: Tensor) -> Tensor:
         """``exp(loc + scale^2 / 2)``."""
-        loc, scale = self.at(params, parents)
-        return self.as_value(torch.exp(loc + 0.5 * scale**2))
+        return torch.exp(line + 0.5 * beside[0] ** 2)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

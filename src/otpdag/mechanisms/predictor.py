@@ -46,6 +46,7 @@ from otpdag.mechanisms.parameters import (
     SettingLike,
     Tied,
     as_setting,
+    between,
 )
 from otpdag.numerics import apply_linear, expand_to, side_by_side, sums_by_row
 from otpdag.spaces import Interval, Positive, Real, Space, Vector
@@ -767,31 +768,148 @@ class Cellwise(Predicted):
         return self.noise_of(value, uniform, *self.at(params, parents, value))
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
-        """The prediction."""
-        return self.at(params, parents)[0]
+        """Cell by cell."""
+        return self.mean_at(*self.at(params, parents))
+
+    def mean_at(self, line: Tensor, *beside: Tensor) -> Tensor:
+        """Hook: the mean of each cell; the prediction."""
+        return line
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Censorable(Cellwise):
+class Truncatable(Cellwise):
+    r"""A number of which only rows between two limits were kept, ``truncated=(low, high)``; either may be None.
+
+    .. math:: \log p = \log f(x) - \log (F(\mathrm{high}) - F(\mathrm{low}))
+
+    Attributes:
+        log_tails: ``(value, *at)``: logarithms of the mass below and above each cell.
+        points: Of the Gauss-Hermite sum that is a mean between the limits.
+    """
+
+    truncated: Sequence[float | None] | None = None
+
+    log_tails: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
+    points: ClassVar[int] = 64
+
+    def __post_init__(self) -> None:
+        """Refuse limits that are none."""
+        super().__post_init__()
+        if self.truncated is not None:
+            try:
+                between(*self.truncated)
+            except (ModelError, TypeError):
+                raise ModelError(
+                    "truncated takes a lower and a larger upper limit, one of which may be None; "
+                    f"got {self.truncated!r:.60}"
+                ) from None
+
+    def on_setup(self) -> None:
+        """Refuse what no row shows."""
+        super().on_setup()
+        if self.truncated is not None and self.family.hidden:
+            raise ModelError(f"node {self.family.node!r} is hidden: truncated is for values that rows show")
+
+    @property
+    def has_only_tables(self) -> bool:
+        """Not between limits, by whose mass no features tell."""
+        return super().has_only_tables and self.truncated is None
+
+    @property
+    def is_affine(self) -> bool:
+        """Not between limits, whose moments are others."""
+        return super().is_affine and self.truncated is None
+
+    def log_mass(self, low: Tensor, high: Tensor, has_low: Tensor, has_high: Tensor, *at: Tensor) -> Tensor:
+        """Logarithm of the mass between two ends, of which either may not be there."""
+        (below, above), (below_high, above_high) = self.log_tails(low, *at), self.log_tails(high, *at)
+        known = has_low & has_high & (high <= low)
+        outside = torch.where(above < below, above_high - above, below - below_high)
+        larger = torch.where(above < below, above, below_high)
+        mass = larger + torch.log(-torch.expm1(torch.where(known, -1.0, outside).clamp(max=-1e-15)))
+        one_sided = torch.where(has_low, above, torch.where(has_high, below_high, 0.0))
+        return torch.where(has_low & has_high, mass, one_sided)
+
+    def limits(self, like: Tensor, less: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Both limits, and whether there are any; of counts half a count beyond, ``less`` so much."""
+        half = 0.5 if self.space.is_countable else 0.0
+        ends = [
+            None if end is None else end + by - less
+            for end, by in zip(self.truncated or (), (-half, half), strict=True)
+        ]
+        known = [torch.full_like(like, next(one for one in (end, *ends) if one is not None)) for end in ends]
+        return (*known, *(torch.full_like(like, end is not None, dtype=torch.bool) for end in ends))  # type: ignore[return-value]
+
+    def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
+        """Less the mass of what would have been kept; nothing is outside."""
+        found = super().log_prob(params, value, parents, mask)
+        if self.truncated is None:
+            return found
+        at = self.at(params, parents, value)
+        low, high, *has = self.limits(at[0])
+        kept = self.log_mass(low, high, *has, *at)
+        outside = (has[0] & (value < low)) | (has[1] & (value > high))
+        return found - sum_cells(torch.where(outside, torch.inf, kept), mask)
+
+    def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
+        """Quantiles between the limits."""
+        if self.truncated is None:
+            return super().forward(params, parents, noise)
+        at = self.at(params, parents, noise)
+        return self.drawn_between(*self.levels(*at), noise, *at)
+
+    def levels(self, *at: Tensor) -> tuple[Tensor, Tensor]:
+        """The distribution function at both limits."""
+        low, high, has_low, has_high = self.limits(at[0])
+        below, above = (torch.exp(self.log_tails(end, *at)[0]) for end in (low, high))
+        return torch.where(has_low, below, 0.0), torch.where(has_high, above, 1.0)
+
+    def drawn_between(self, first: Tensor, last: Tensor, noise: Tensor, *at: Tensor) -> Tensor:
+        """What noise makes between two levels of the distribution function."""
+        is_normal = self.noise_kind == "normal"
+        level = torch.special.ndtr(noise) if is_normal else noise
+        level = (first + level * (last - first)).clamp(1e-15, 1 - 1e-15)
+        return self.quantile(torch.special.ndtri(level) if is_normal else level, *at)
+
+    def abduct(self, params: Params, value: Tensor, parents: Parents, uniform: Tensor) -> Tensor:
+        """By the level between those of the limits."""
+        noise = super().abduct(params, value, parents, uniform)
+        if self.truncated is None:
+            return noise
+        first, last = self.levels(*self.at(params, parents, value))
+        is_normal = self.noise_kind == "normal"
+        level = (torch.special.ndtr(noise) if is_normal else noise) - first
+        level = (level / (last - first)).clamp(0.0, 1.0)
+        return torch.special.ndtri(level.clamp(1e-15, 1 - 1e-15)) if is_normal else level
+
+    def mean(self, params: Params, parents: Parents) -> Tensor:
+        """That between the limits."""
+        if self.truncated is None:
+            return super().mean(params, parents)
+        nodes, weights = (torch.from_numpy(one) for one in np.polynomial.hermite_e.hermegauss(self.points))
+        noise = nodes if self.noise_kind == "normal" else torch.special.ndtr(nodes)
+        at = [one.unsqueeze(-1) for one in self.at(params, parents)]
+        return self.drawn_between(*self.levels(*at), noise.to(at[0]), *at) @ (weights / weights.sum()).to(at[0])
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Censorable(Truncatable):
     r"""A number that may be known as an interval: with ``censored`` the node has two columns, its lower and upper end.
 
     .. math:: \log p = \log f(x) \text{ where both ends are } x, \quad \log (F(u) - F(l)) \text{ elsewhere}
 
     An end that is missing is none: a time that is only known to exceed the lower end has no upper end.
-
-    Attributes:
-        log_tails: ``(value, *at)``: logarithms of the mass below and above each cell.
     """
 
     censored: bool = False
-
-    log_tails: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
 
     def __post_init__(self) -> None:
         """Refuse intervals of vectors."""
         super().__post_init__()
         if self.censored and self.dim != 1:
             raise ModelError(f"a censored node has one number, known by two ends; got dim={self.dim}")
+        if self.censored and self.truncated is not None:
+            raise ModelError("a node is censored or truncated, not both")
 
     @property
     def space(self) -> Space:
@@ -853,13 +971,9 @@ class Censorable(Cellwise):
             return super().log_prob(params, value, parents, mask)
         low, high, has_low, has_high = self._ends(value, mask)
         at = self.at(params, parents, low)
-        (below, above), (below_high, above_high) = self.log_tails(low, *at), self.log_tails(high, *at)
         known = has_low & has_high & (high <= low)
-        outside = torch.where(above < below, above_high - above, below - below_high)
-        larger = torch.where(above < below, above, below_high)
-        mass = larger + torch.log(-torch.expm1(torch.where(known, -1.0, outside).clamp(max=-1e-15)))
-        one_sided = torch.where(has_low, above, torch.where(has_high, below_high, 0.0))
-        return torch.where(known, self.log_density(low, *at), torch.where(has_low & has_high, mass, one_sided))[..., 0]
+        mass = self.log_mass(low, high, has_low, has_high, *at)
+        return torch.where(known, self.log_density(low, *at), mass)[..., 0]
 
     def _ends(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Both ends, where one is missing twice the other, and whether each is there (R, ..., 1)."""
@@ -887,8 +1001,5 @@ class Censorable(Cellwise):
         low, high, has_low, has_high = self._ends(value, mask)
         at = self.at(params, parents, noise)
         below, above = (torch.exp(self.log_tails(end, *at)[0]) for end in (low, high))
-        level = torch.special.ndtr(noise) if self.noise_kind == "normal" else noise
         first, last = torch.where(has_low, below, 0.0), torch.where(has_high, above, 1.0)
-        level = (first + level * (last - first)).clamp(1e-15, 1 - 1e-15)
-        drawn = self.quantile(torch.special.ndtri(level) if self.noise_kind == "normal" else level, *at)
-        return torch.where(mask, value, drawn)
+        return torch.where(mask, value, self.drawn_between(first, last, noise, *at))
