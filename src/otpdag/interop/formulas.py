@@ -14,12 +14,10 @@ the delta method.
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Literal
 
 import networkx as nx
@@ -140,7 +138,8 @@ class Formulas:
         measured = {child for _, child in self.loadings}
         groups.append([n for n in self.nodes if self.parents(n) and n not in {*measured, *(p for p, _ in self.edges)}])
         known = self.apart | {frozenset(pair) for pair in self.pairs}
-        more = [pair for group in groups for pair in combinations(group, 2) if frozenset(pair) not in known]
+        pairs = (pair for group in groups for pair in combinations(group, 2) if len({*map(_suffix, pair)}) == 1)
+        more = [pair for pair in pairs if frozenset(pair) not in known]
         given = dict(self.coefficients)
         for factor in [] if std_lv else self.factors:
             first = next(edge for edge in self.edges if edge[0] == factor and edge in self.loadings)
@@ -152,32 +151,6 @@ class Formulas:
             ]
             given |= {edge: given[equal[0]]} if equal else {}
         return replace(self, pairs=[*self.pairs, *more], coefficients=given)
-
-    def renamed(self, level: str) -> Formulas:
-        """The same of one group, whose nodes are called ``x[level]``."""
-
-        def called(one: Any) -> Any:
-            if isinstance(one, str):
-                return f"{one}[{level}]" if _NAME.fullmatch(one) else one
-            return type(one)(map(called, one)) if isinstance(one, tuple | list | set | frozenset) else one
-
-        named: dict[str, Any] = {
-            name: {called(line): one for line, one in own.items()} if isinstance(own, dict) else called(own)
-            for name, own in vars(self).items()
-        }
-        return Formulas(**named | {"definitions": self.definitions})
-
-    @classmethod
-    def of(cls, text: str, levels: Sequence[str], std_lv: bool) -> Formulas:
-        """What formulas say of each group of rows, or of all rows where there are none."""
-        if not levels:
-            return read_formulas(text).completed(std_lv)
-        each = (
-            read_formulas(text, group, len(levels)).completed(std_lv).renamed(level)
-            for group, level in enumerate(levels)
-        )
-        parts = zip(*(vars(one).values() for one in each), strict=True)
-        return cls(*(reduce(operator.add if isinstance(own[0], list) else operator.or_, own) for own in parts))
 
 
 def by_group(data: Any, group: str) -> pd.DataFrame:
@@ -235,13 +208,13 @@ def from_formulas(text: str, data: Any = None, *, std_lv: bool = False, group: s
       physics: Normal <- skill
       hours: Normal
     """
-    levels: Sequence[str] = ()
+    suffixes = [""]
     if group is not None:
         if data is None:
             raise ModelError(f"a model of each group needs data=, whose column {group!r} says which there are")
         data = by_group(data, group)
-        levels = list(dict.fromkeys(str(name).rpartition("[")[2][:-1] for name in data.columns))
-    formulas = Formulas.of(text, levels, std_lv)
+        suffixes = list(dict.fromkeys(_suffix(str(name)) for name in data.columns))
+    formulas = read_formulas(text, suffixes).completed(std_lv)
     arrows, in_circles = givers_and_takers(formulas.pairs, [n for n in formulas.nodes if not formulas.parents(n)])
     _check_units(formulas, {taker for _, taker in arrows})
     noises: dict[str, str] = {}
@@ -356,21 +329,22 @@ def _weights(graph: Graph, node: str, formulas: Formulas) -> Any:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_formulas(text: str, group: int = 0, groups: int = 1) -> Formulas:
-    """What the lines of a text say, of one of several groups."""
+def read_formulas(text: str, suffixes: Sequence[str] = ("",)) -> Formulas:
+    """What the lines of a text say, of each group that nodes are told apart by."""
     if not isinstance(text, str):
         raise ModelError(f"text must hold formulas; got {type(text).__name__}")
     formulas = Formulas()
-    for number, formula in _statements(text):
+    for (number, formula), (group, suffix) in product(_statements(text), enumerate(suffixes)):
         where = f"line {number}: {formula!r}"
         left, sign, right = _parts(formula, where)
-        known = len(formulas.edges)
         if sign == ":=":
             formulas.definitions[left] = right
             continue
+        left, known = left + suffix, len(formulas.edges)
         for part in right.split("+"):
-            part = _of_group(part.strip(), group, groups, where)
+            part = _of_group(part.strip(), group, len(suffixes), where)
             name, value, label = _term(part, where)
+            name += suffix if name != "1" else ""
             if sign == "~" and name == "1":
                 formulas.intercepts[left] = value
                 line = (left, "~1", "")
@@ -391,6 +365,11 @@ def read_formulas(text: str, group: int = 0, groups: int = 1) -> Formulas:
     if unknown:
         raise ModelError(f"something of {unknown[0]!r} is given, but no formula says what it has to do with others")
     return formulas
+
+
+def _suffix(node: str) -> str:
+    """What tells nodes of one group from those of others: ``[a]`` of ``x[a]``."""
+    return "".join(node.rpartition("[")[1:]) if node.endswith("]") else ""
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
@@ -491,8 +470,8 @@ def formula_estimates(
     Raises:
         ModelError: The model is not that of the text.
     """
-    levels = _levels(text, result.model.graph)
-    formulas = Formulas.of(text, levels, True)
+    suffixes = list(dict.fromkeys(map(_suffix, result.model.graph.nodes)))
+    formulas = read_formulas(text, suffixes).completed(True)
     absent = [node for node in formulas.nodes if node not in result.model.graph]
     if absent:
         raise ModelError(f"the model has no node {absent[0]!r}, which the formulas name")
@@ -500,11 +479,7 @@ def formula_estimates(
     if problem is None or errors == "bootstrap":
         raise ModelError("the table of formulas needs a fit by likelihood, and errors by 'information' or 'sandwich'")
     point = point_of(result.model.fitted, problem.shapes)
-    if (
-        errors == "expected"
-        and isinstance(problem, MomentProblem)
-        and len(problem.equations.shown) == max(len(levels), 1)
-    ):
+    if errors == "expected" and isinstance(problem, MomentProblem) and len(problem.equations.shown) == len(suffixes):
         scored = problem.equations.scored(point.numpy())  # of rows that show the same
         slope = torch.from_numpy(scored.slope[0])
         expected = torch.outer(slope, slope) * torch.from_numpy(scored.information[0])
@@ -528,13 +503,6 @@ def formula_estimates(
     table["lower"] = table["estimate"] - reach * table["std_error"]
     table["upper"] = table["estimate"] + reach * table["std_error"]
     return table
-
-
-def _levels(text: str, graph: Graph) -> list[str]:
-    """The groups of a model of several, by what the first node of the formulas is called."""
-    lines = (_parts(formula, formula) for _, formula in _statements(text))
-    first = next((f"{left}[" for left, sign, _ in lines if sign != ":="), "[")
-    return [node[len(first) : -1] for node in graph.nodes if node.startswith(first)]
 
 
 def _lines(formulas: Formulas) -> list[Line]:
