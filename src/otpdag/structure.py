@@ -242,6 +242,19 @@ class Structure:
                 row = int(missing.nonzero()[0, -1])
                 raise DataError(f"node {node!r} is Given: its cells must not be missing; one is, in row {row}")
 
+    def check_limits(self, values: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> None:
+        """Refuse cells beyond the limits between which alone rows are said to have been kept."""
+        for node in mask:
+            limits = getattr(self.mechanisms[node], "truncated", None)
+            if limits is not None:
+                low, high = (
+                    far if end is None else end for end, far in zip(limits, (-math.inf, math.inf), strict=True)
+                )
+                outside = mask[node] & ((values[node] < low) | (values[node] > high))
+                if bool(outside.any()):
+                    value = float(values[node][outside][0])
+                    raise DataError(f"node {node!r} is truncated to {list(limits)}; a row has {value:g}")
+
     @property
     def rows_needed(self) -> int:
         """How many rows the hungriest node needs: one for each slope, and one for each other learned parameter.

@@ -847,9 +847,8 @@ class Truncatable(Cellwise):
             return found
         at = self.at(params, parents, value)
         low, high, *has = self.limits(at[0])
-        kept = self.log_mass(low, high, *has, *at)
         outside = (has[0] & (value < low)) | (has[1] & (value > high))
-        return found - sum_cells(torch.where(outside, torch.inf, kept), mask)
+        return found - sum_cells(torch.where(outside, torch.inf, self.log_mass(low, high, *has, *at)), mask)
 
     def forward(self, params: Params, parents: Parents, noise: Tensor) -> Tensor:
         """Quantiles between the limits."""

@@ -556,6 +556,7 @@ def lay_out(
 def try_layout(structure: Structure, batch: Batch, options: EliminationOptions, keep: Collection[str]) -> Layout:
     """The same, which says why where the options do not serve."""
     structure.check_given(batch.mask)
+    structure.check_limits(batch.values, batch.mask)
     for node, value in batch.values.items():
         if len(value) > 1 or len(batch.mask[node]) > 1:
             raise DataError(
