@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 import otpdag as otp
 from benchmarks.child import Done, in_child
 from benchmarks.harness import Skip
+from otpdag import mechanisms as m
 from otpdag.datasets import Truth
 
 T = TypeVar("T")
@@ -84,3 +87,12 @@ def remembered(study: Callable[..., T]) -> Callable[..., T]:
         return outcome
 
     return read
+
+
+def logit_slopes(table: pd.DataFrame) -> NDArray[np.float64]:
+    """Slopes of the binary column ``y`` in all other columns, which are normal; peers are not imported here."""
+    names = [name for name in table if name != "y"]
+    nodes = {**dict.fromkeys(names, m.Normal()), "y": m.Bernoulli()}
+    result = otp.fit(otp.Model(otp.Graph([(name, "y") for name in names]), nodes), table, progress=False)
+    weight = result.model.params()["y"]["weight"]
+    return np.asarray(weight[:, 1] - weight[:, 0]).ravel()
