@@ -115,7 +115,9 @@ class Structure:
             mechanisms[node], keys[node] = Given(mechanisms[node].space).setup(Family(node)), {}
         edges = [(parent, child) for parent, child in graph.edges if child not in nodes]
         hidden = [node for node in graph.hidden if node not in nodes and node not in shown]
-        return replace(self, graph=Graph(edges, nodes=graph.nodes, hidden=hidden), mechanisms=mechanisms, keys=keys)
+        equal = tuple(pair for pair in self.equal if not {owner for owner, _, _ in pair} & set(nodes))
+        graph = Graph(edges, nodes=graph.nodes, hidden=hidden)
+        return replace(self, graph=graph, mechanisms=mechanisms, keys=keys, equal=equal)
 
     def parameters(self) -> dict[str, Parameter]:
         """Learned parameters by key."""
@@ -125,6 +127,11 @@ class Structure:
             for name, key in names.items():
                 learned.setdefault(key, declared[name])
         return learned
+
+    def keys_of(self, node: str) -> list[str]:
+        """Of all that a node's parameters follow from: its own, and those of others that have an entry in common."""
+        equal = [self.keys[first][name] for (own, _, _), (first, name, _) in self.equal if own == node]
+        return [*self.keys[node].values(), *equal]
 
     def naturals(self, theta: Theta) -> dict[str, dict[str, Tensor]]:
         """Natural parameters of every node."""

@@ -384,6 +384,26 @@ def test_groups_apart_and_alike_are_fits_apart_and_of_all():
     assert same.loc[("y[b]", "~"), "std_error"] == pytest.approx(line.bse["x"] * np.sqrt(298 / 300), rel=1e-4)
 
 
+def test_gaps_in_groups_leave_every_number_its_error():
+    """Two free groups are two fits; with loadings in common an error is smaller than that of either."""
+    rng = np.random.default_rng(733701)
+    factor, table = rng.normal(size=300), pd.DataFrame({"g": rng.choice(["a", "b"], 300)})
+    for i, loading in enumerate([1.0, 0.8, 1.2, 0.7]):
+        table[f"y{i}"] = loading * factor + 0.6 * rng.normal(size=300)
+    table.iloc[:, 1:] = table.iloc[:, 1:].mask(rng.random((300, 4)) < 0.1)
+    text, wide = "f =~ y0 + a*y1 + b*y2 + y3", by_group(table, "g")
+    found = formula_estimates(otp.fit(from_formulas(text, table, group="g"), wide), text)
+    assert found["std_error"].isna().sum() == 2
+    free = otp.fit(from_formulas("f =~ y0 + y1 + y2 + y3", table, group="g"), wide).model.log_likelihood(wide)
+    apart, errors = 0.0, []
+    for _, part in table.groupby("g"):
+        result = otp.fit(from_formulas("f =~ y0 + y1 + y2 + y3"), part)
+        apart += result.model.log_likelihood(part)
+        errors.append(formula_estimates(result, "f =~ y0 + y1 + y2 + y3")["std_error"][1])
+    assert free == pytest.approx(apart, abs=1e-6)
+    assert found["std_error"][1] == pytest.approx(sum(one**-2 for one in errors) ** -0.5, rel=0.1)
+
+
 def test_the_mean_of_a_factor_does_not_move_the_given_one_of_another():
     text = "f =~ 1*a + b\ng =~ 1*c + d\na ~ 0*1\nf ~ 1"
     with pytest.raises(otp.ModelError, match="the noise of the factor 'f' cannot be told"):

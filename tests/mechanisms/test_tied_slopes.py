@@ -72,6 +72,22 @@ def test_files_and_resampling_keep_what_is_tied(table, tmp_path):
     assert anew["y"]["weight"][0] == anew["w"]["weight"][0]
 
 
+def test_effects_along_paths_and_checks_know_what_is_tied():
+    """The direct effect is the common slope, with the error of both regressions."""
+    rng = np.random.default_rng(733702)
+    table = pd.DataFrame(rng.normal(size=(300, 2)), columns=["x", "z"])
+    table["w"] = table["x"] - 0.3 * table["z"] + rng.normal(size=300)
+    table["y"] = table["x"] + table["w"] + rng.normal(size=300)
+    graph = otp.Graph([("x", "w"), ("z", "w"), ("x", "y"), ("w", "y")])
+    nodes = {"x": m.Normal(), "z": m.Normal(), "w": m.Normal(weight=TIED), "y": m.Normal(weight=TIED)}
+    result = otp.fit(otp.Model(graph, nodes), table)
+    direct = result.effect("x", "y", path="direct").table.iloc[0]
+    own = result.standard_errors().query("node == 'y' and at == 'x'").iloc[0]
+    assert direct["effect"] == pytest.approx(own["estimate"])
+    assert direct["std_error"] == pytest.approx(own["std_error"], rel=1e-4)
+    assert result.model.check(table)["adjusted"].min() > 0.01
+
+
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [

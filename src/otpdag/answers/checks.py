@@ -134,7 +134,7 @@ class _Rows:
         """Orthonormal columns (N, rank) that span the scores that matter for a node."""
         key = node if self.apart else ""
         if key not in self._bases:
-            own = self.structure.keys[node].values() if self.apart else self.scores
+            own = dict.fromkeys(self.structure.keys_of(node)) if self.apart else self.scores
             scores = self.summed(
                 torch.cat([self.weight[:, :0], *(self.scores[name] for name in own if name in self.scores)], -1)
             )

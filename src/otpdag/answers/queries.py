@@ -44,7 +44,7 @@ from otpdag.mechanisms.predictor import Censorable
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral_sequences, batch_of
-from otpdag.structure import Naturals, Structure, columns_of
+from otpdag.structure import Naturals, columns_of
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,8 @@ def with_edge_apart(fitted: Fitted, treatment: str, outcome: str) -> tuple[Fitte
     edges = [(twin if edge == (treatment, outcome) else edge[0], edge[1]) for edge in before.graph.edges]
     graph = Graph(edges, nodes=[*before.graph.nodes, twin], hidden=before.graph.hidden)
     given = Given(before.mechanisms[treatment].space).setup(Family(twin))
-    structure = Structure(graph, {**before.mechanisms, outcome: own, twin: given}, {**before.keys, twin: {}})
+    mechanisms, keys = {**before.mechanisms, outcome: own, twin: given}, {**before.keys, twin: {}}
+    structure = replace(before, graph=graph, mechanisms=mechanisms, keys=keys)
     return replace(fitted, structure=structure, naturals={**fitted.naturals, twin: {}}), twin
 
 
@@ -393,7 +394,7 @@ def _slopes(problem: Problem, change: Callable[[Naturals], Tensor], relevant: Co
 
     What lies neither above the outcome nor above what is conditioned on has no say.
     """
-    keys = {key for node in relevant for key in problem.structure.keys[node].values()}
+    keys = {key for node in relevant for key in problem.structure.keys_of(node)}
     free = columns_of(problem.shapes, keys)
 
     def changed(points: Tensor) -> Tensor:

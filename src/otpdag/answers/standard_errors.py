@@ -203,10 +203,10 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
 
 def _owners(problem: Problem) -> Tensor:
     """Which raw parameters are of which node's mechanism (P, nodes)."""
-    places, keys = parameter_places(problem.shapes), problem.structure.keys.values()
-    owners = torch.zeros(sum(place.numel() for place in places.values()), len(keys), dtype=torch.bool)
-    for number, own in enumerate(keys):
-        for key in own.values():
+    places, structure = parameter_places(problem.shapes), problem.structure
+    owners = torch.zeros(sum(place.numel() for place in places.values()), len(structure.keys), dtype=torch.bool)
+    for number, node in enumerate(structure.keys):
+        for key in structure.keys_of(node):
             owners[places[key].flatten(), number] = True
     return owners
 
