@@ -74,7 +74,7 @@ def test_files_and_resampling_keep_what_is_tied(table, tmp_path):
 
 def test_effects_along_paths_and_checks_know_what_is_tied():
     """The direct effect is the common slope, with the error of both regressions."""
-    rng = np.random.default_rng(733702)
+    rng = np.random.default_rng(733703)
     table = pd.DataFrame(rng.normal(size=(300, 2)), columns=["x", "z"])
     table["w"] = table["x"] - 0.3 * table["z"] + rng.normal(size=300)
     table["y"] = table["x"] + table["w"] + rng.normal(size=300)
