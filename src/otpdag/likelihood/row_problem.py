@@ -39,7 +39,7 @@ from otpdag.likelihood.elimination.sums import Tempering
 from otpdag.likelihood.linear_normal import MomentProblem, gap_groups, rows_as_moments
 from otpdag.likelihood.m_step import information, maximised, newton_step
 from otpdag.likelihood.push_forward import push_forward, pushed_nodes
-from otpdag.likelihood.state_problem import StateProblem, reads_states, rows_by_states
+from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_states
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.base import has_closed_form
@@ -429,6 +429,12 @@ def is_linear_normal(structure: Structure) -> bool:
         and not any(isinstance(parameter.setting, Ridge | Bounded) for parameter in mechanism.declared().values())
         for mechanism in structure.mechanisms.values()
     )
+
+
+def reads_states(about: RowObjective, batch: Batch) -> bool:
+    """Whether hidden categories alone are unknown, and every observed node is read through features."""
+    only_categories = about.structure.hidden_categories and not about.structure.hidden_numbers
+    return bool(only_categories) and has_features(about.structure, batch)
 
 
 def by_moments(about: RowObjective, batch: Batch, seed: int) -> MomentProblem:

@@ -351,13 +351,11 @@ class StateProblem(ReadStates, SummedRows):
 MOST_STATES = 64  # joint states of hidden categories up to which all are read at once
 
 
-def reads_states(about: RowObjective, batch: Batch) -> bool:
-    """Whether hidden nodes, all of them categories, have few states, and every observed node is read by features."""
-    structure, hidden = about.structure, about.structure.hidden_categories
-    if not hidden or structure.hidden_numbers or not batch.shares_rows or batch.weight.device.type != "cpu":
-        return False
-    states = math.prod(structure.mechanisms[node].space.width for node in hidden)
-    return states <= MOST_STATES and _reader(structure, batch) is not None
+def has_features(structure: Structure, batch: Batch) -> bool:
+    """Whether hidden nodes, all of them categories, have few states, and every observed node has features."""
+    states = math.prod(structure.mechanisms[node].space.width for node in structure.hidden_categories)
+    is_held = batch.shares_rows and batch.weight.device.type == "cpu"
+    return is_held and states <= MOST_STATES and _reader(structure, batch) is not None
 
 
 def rows_by_states(about: RowObjective, batch: Batch, seed: int, in_rows: LayOut) -> StateProblem:
