@@ -119,7 +119,7 @@ def _failures(folder: Path, chance: random.Random) -> list[Callable[[], int]]:
         lambda: _fit(folder, *resume, model="nowhere.yaml"),
         lambda: _fit(folder, *resume, data="broken.csv"),
         lambda: _fit(folder, *resume, data="nowhere.csv"),
-        lambda: _with_limit(folder, chance.choice([0, 100, 5000]), resume),
+        lambda: _with_limit(folder, chance.choice([0, 100, 1000]), resume),
         lambda: _without(folder, "write_run", resume),
         lambda: _without(folder, "check_writable", resume),
     ]
