@@ -193,3 +193,46 @@ def test_an_answer_says_which_effects_the_graph_does_not_identify():
     assert model.query("y", given={"x": 1}).attrs["not identified"] == ""
     after = model.counterfactual(pd.DataFrame({"z": [0], "x": [0], "y": [1]}), {"x": 1})
     assert "u is an unseen common cause" in after.attrs["not identified"]
+
+
+def sales_after(loc_scale: float) -> otp.Model:
+    """Sales follow visits, offers and the weather's hidden mood log-normally, with this much noise."""
+    graph = otp.Graph([("mood", "sales"), ("visits", "sales"), ("offers", "sales")], hidden=["mood"])
+    mechanisms = {"mood": m.Normal(), "visits": m.Poisson(), "offers": m.Poisson(), "sales": m.LogNormal()}
+    params = {
+        "mood": {"loc": 0.0, "scale": 1.0},
+        "visits": {"log_rate": 0.0},
+        "offers": {"log_rate": np.log(2.0)},
+        "sales": {"loc": 0.0, "weight": [0.55, 0.18, 0.03], "scale": loc_scale},
+    }
+    return otp.Model(graph, mechanisms).set_params(params)
+
+
+def test_a_mean_between_whose_points_ridges_lie_is_drawn_and_says_so():
+    exact = np.exp((0.55**2 + 0.018**2) / 2 + (np.exp(0.18) - 1) + 2 * (np.exp(0.03) - 1))
+    with pytest.warns(otp.ApproximationWarning, match="'sales': sums on points do not settle, and 1 answers have"):
+        told = sales_after(0.018).query("sales")
+    assert abs(told["mean"] - exact) < 0.01 * told["std"]  # 0.1 off by sums on points
+
+
+def test_a_step_in_two_unknown_numbers_is_drawn_and_says_so():
+    graph = otp.Graph([("x", "y"), ("u", "y")])
+    model = otp.Model(graph, {"x": m.LogNormal(), "u": m.Exponential(), "y": m.Bernoulli()})
+    steep = {"logits": [0.0, 0.0], "weight": [[0.0, 1e5], [0.0, -1e5]]}  # y is one where x is above u
+    model.set_params({"x": {"loc": 0.0, "scale": 1.0}, "u": {"log_mean": 0.0}, "y": steep})
+    with pytest.warns(otp.ApproximationWarning, match="do not settle"):
+        assert abs(model.query("y")[1] - 0.61824) < 0.005  # the integral of (1 - exp(-x)) under the log-normal
+    with pytest.warns(otp.ApproximationWarning, match="do not settle"):
+        effect = model.effect("x", "y", values=[1.0, 2.0]).difference
+    assert abs(effect.iloc[-1] - (np.exp(-1) - np.exp(-2))) < 0.01
+
+
+@pytest.mark.parametrize(("scale", "settled"), [(0.3, True), (0.005, False)])
+def test_a_fit_says_whether_its_sums_settle(scale, settled):
+    truth = sales_after(scale)
+    table = truth.sample(40, seed=1).drop(columns="mood")
+    table["visits"] = table["visits"].where(np.arange(40) % 3 > 0)
+    sales = m.LogNormal(loc=0.0, weight=[0.55, 0.18, 0.03], scale=scale)
+    known = {"mood": m.Normal(), "visits": m.Poisson(), "offers": m.Poisson(), "sales": sales}
+    result = otp.fit(otp.Model(truth.graph, known), table, seed=0)
+    assert any("sums over unknown numbers do not settle" in note for note in result.notes) is not settled

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import html
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,10 +31,10 @@ from otpdag.answers.notes import point_of, row_information
 from otpdag.answers.standard_errors import Errors, Information, delta_errors, information_at
 from otpdag.data import Batch, Schema, decode
 from otpdag.data.sequences import SequenceBatch
-from otpdag.errors import ModelError
+from otpdag.errors import ApproximationWarning, ModelError
 from otpdag.graph import Graph
-from otpdag.likelihood.elimination.evidence import moved
-from otpdag.likelihood.elimination.layout import lay_out_within
+from otpdag.likelihood.elimination.evidence import moved, on_other_points
+from otpdag.likelihood.elimination.layout import Layout, lay_out_within
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
 from otpdag.likelihood.grouped_rows import given_shared, owners, placed_shares, rows_at
 from otpdag.likelihood.row_posterior import BESIDE, BUDGET, Fitted, posterior_draws
@@ -43,8 +44,8 @@ from otpdag.mechanisms.base import Buffered, Family, buffers_of
 from otpdag.mechanisms.predictor import Censorable
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, differences
-from otpdag.simulation import ancestral_sequences, batch_of
-from otpdag.structure import Naturals, columns_of
+from otpdag.simulation import ancestral, ancestral_sequences, batch_of
+from otpdag.structure import Naturals, Structure, columns_of
 
 
 @dataclass(frozen=True)
@@ -91,15 +92,45 @@ class Question:
     def __init__(self, fitted: Fitted, batch: Batch, node: str) -> None:
         fitted.check_densities("a question")
         fitted, batch = _of_number(fitted, batch, node)
-        self.structure, self.node = fitted.structure, node
+        self.structure, self.node, self.batch = fitted.structure, node, batch
         self.layout = moved(fitted.naturals, lay_out_within(fitted.structure, batch, BUDGET, keep=(node,)))
+        self.moves = self._moves_with_fewer_points(fitted.naturals)
+        self.note = ""
 
-    def at(self, naturals: Naturals) -> Belief:
-        """The answer at some parameters (1, ...)."""
+    def _moves_with_fewer_points(self, naturals: Naturals, shares: Sequence[float] = (0.7, 0.55)) -> Tensor:
+        """How far each row's answer moves if points are fewer (N,): far, where ridges or steps lie between them."""
+        moves = torch.zeros(self.batch.rows, dtype=torch.float64)
+        if not self.layout.has_points:
+            return moves
+        told = self._summed(naturals, self.layout)
+        for share in shares:
+            other = self._summed(naturals, on_other_points(naturals, self.layout, share, keep=(self.node,)))
+            gap = (told.expected - other.expected).abs() / told.unit.clamp(min=1e-12)
+            moves = torch.maximum(moves, gap.amax(-1))
+        return moves
+
+    def _summed(self, naturals: Naturals, layout: Layout) -> Belief:
         with bounded_threads(0):
             if self.structure.mechanisms[self.node].space.is_discrete:
-                return Belief(state_probabilities(naturals, self.layout, self.node))
-            return Belief(*node_moments(naturals, self.layout, self.node))
+                return Belief(state_probabilities(naturals, layout, self.node))
+            return Belief(*node_moments(naturals, layout, self.node))
+
+    def at(self, naturals: Naturals, close: float = 5e-3) -> Belief:
+        """The answer at some parameters (1, ...); where sums do not settle, by draws if these are better."""
+        told = self._summed(naturals, self.layout)
+        unsettled = torch.nonzero(self.moves > close)[:, 0]
+        if len(unsettled):
+            drawn, error = _by_weighted_draws(self.structure, naturals, self.batch.take(unsettled), self.node)
+            better = error < self.moves[unsettled]
+            told.expected[unsettled[better]] = drawn.expected[better]
+            if told.variance is not None and drawn.variance is not None:
+                told.variance[unsettled[better]] = drawn.variance[better]
+            worst = float(torch.minimum(error, self.moves[unsettled]).max())
+            self.note = (
+                f"node {self.node!r}: sums on points do not settle, and {len(unsettled)} answers have errors of up to "
+                f"{worst:.1g} standard deviations"
+            )
+        return told
 
 
 def _of_number(fitted: Fitted, batch: Batch, node: str) -> tuple[Fitted, Batch]:
@@ -133,6 +164,7 @@ def believe(
             parts.append(Belief(drawn.mean(1), None if is_category else drawn.var(1)))
         else:
             parts.append(question.at(fitted.naturals))
+            notes += [question.note] if question.note else []
     variances = [part.variance for part in parts if part.variance is not None]
     return Belief(torch.cat([part.expected for part in parts]), torch.cat(variances) if variances else None)
 
@@ -185,6 +217,38 @@ def _between_limits(fitted: Fitted, batch: Batch, node: str, draws: int) -> Beli
     mean = mean.detach()[0].expand(batch.rows * draws, -1).unflatten(0, (batch.rows, draws))
     seen = batch.mask[node][0] if node in batch.mask else torch.zeros(batch.rows, 1, dtype=torch.bool)
     return Belief(torch.where(seen, drawn[node][:, 0], mean.mean(1)), drawn[node].var(1))
+
+
+def _by_weighted_draws(
+    structure: Structure, naturals: Naturals, batch: Batch, node: str, draws: int = 2**16, fewest: int = 2**10
+) -> tuple[Belief, Tensor]:
+    """Means over draws of what a row does not show, weighed by the likelihood of what it shows.
+
+    Draws are the same in all rows and at all parameters. Beside the answers are their errors (N,), in standard
+    deviations of the node; they are infinite where a row shows part of a vector.
+    """
+    own, expected, variances, errors = structure.mechanisms[node], [], [], []
+    many = max(fewest, draws // batch.rows)
+    for row in range(batch.rows):
+        generator, log_weight = torch.Generator().manual_seed(0), torch.zeros(many, dtype=torch.float64)
+        seen = {name: mask[0, row] for name, mask in batch.mask.items() if name != node and mask[0, row].any()}
+        shown = {name: batch.values[name][:, [row]].expand(-1, many, -1) for name in seen}
+        values = ancestral(structure, naturals, many, generator, do=shown)
+        for name, value in shown.items():
+            if not structure.mechanisms[name].is_given:
+                log_weight += structure.mechanisms[name].log_prob(
+                    naturals[name], value, structure.parents(name, values)
+                )[0]
+        weight, value = torch.softmax(log_weight, 0).unsqueeze(-1), values[node][0]
+        mean = (weight * value).sum(0)
+        gap = (value - mean).square()
+        variance = (weight * gap).sum(0)
+        error = ((weight.square() * gap).sum(0) / variance.clamp(min=1e-24)).sqrt().max()
+        expected.append(mean)
+        variances.append(variance)
+        errors.append(error if all(bool(mask.all()) for mask in seen.values()) else torch.full_like(error, torch.inf))
+    drawn = Belief(torch.stack(expected), None if own.space.is_discrete else torch.stack(variances))
+    return drawn, torch.stack(errors)
 
 
 def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[str, Tensor], Tensor]:
@@ -370,6 +434,8 @@ def effect_of(
     table = pd.DataFrame({name: column.numpy() for name, column in columns.items()}, index=index)
     rows = pd.Index(list(values), name=treatment)
     told = pd.DataFrame(means(fitted.naturals).expected.numpy(), index=rows, columns=list(names))
+    if question.note:
+        warnings.warn(question.note, ApproximationWarning, stacklevel=4)
     return Effect(treatment, outcome, table, told, identification, level, path)
 
 

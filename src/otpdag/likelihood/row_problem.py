@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar, Self
+from typing import ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from otpdag.likelihood.elimination.evidence import (
     expectations,
     log_evidence,
     moved,
+    on_other_points,
     total_evidence,
 )
 from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within
@@ -328,6 +329,30 @@ class GraphProblem(TableRows):
         twice = replace(options, grid=most, fine_table=2 * FINE_TABLE)
         layout = lay_out_within(self.structure, self.batch, twice, keep=_kept(self.structure, self.objective))
         return replace(self, unplaced=layout, placed=layout, placed_for=None).laid_out_for(point)
+
+    def notes(self, point: Tensor | None = None) -> tuple[str, ...]:
+        """Whether sums over numbers settle at an estimate."""
+        if point is None or not self.unplaced.has_points:
+            return ()
+        moves = self._moves_on_other_points(point)
+        unsettled = int((moves > 0.01).sum())
+        if float(moves.mean()) * self.rows < 1:
+            return ()
+        return (
+            f"sums over unknown numbers do not settle in {unsettled} of {len(moves)} rows: on other points their "
+            f"log-likelihoods move by {float(moves.sum()):.2g} in all; a node may follow what is unknown too closely",
+        )
+
+    def _moves_on_other_points(self, point: Tensor, share: float = 0.7, entries: int = 10_000_000) -> Tensor:
+        """How far the log-likelihoods of some rows move on a share of all points, within so many entries of tables."""
+        rows = max(20, min(200, entries // max(1, self.unplaced.largest_table)))
+        part = cast("GraphProblem", self.subset(rows)).laid_out_for(point)
+        naturals, layout = part.naturals(point), part.placed
+        other = on_other_points(
+            naturals, layout, share * self.closed.sums.grid / layout.planner.options.grid, self.tempering
+        )
+        mine, others = (log_evidence(naturals, one, self.tempering)[0] for one in (layout, other))
+        return (mine - others).abs()
 
     def proposals(self, point: Tensor) -> Proposals | None:
         """The point (1, P) with states of a hidden category swapped."""

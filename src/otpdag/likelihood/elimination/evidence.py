@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from otpdag.likelihood.elimination.families import Complete, FamilyView, WeighedRows
-from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Source
+from otpdag.likelihood.elimination.layout import Block, Layout, PointsKey, Source, lay_out_within
 from otpdag.likelihood.elimination.sums import (
     Banks,
     Evaluated,
@@ -660,6 +660,15 @@ def moved(naturals: Naturals, layout: Layout, tempering: Tempering = LIKELIHOOD)
             placed = _moved_block(factors, block)
             blocks += _resized(factors, placed) if placed.parts else [placed]
         return replace(layout, blocks=tuple(blocks))
+
+
+def on_other_points(
+    naturals: Naturals, layout: Layout, share: float, tempering: Tempering = LIKELIHOOD, *, keep: Collection[str] = ()
+) -> Layout:
+    """The same rows on a share of the points: what then moves has narrow ridges, or steps, between its points."""
+    grid, counts = (round(share * one) for one in (layout.planner.options.grid, layout.planner.options.count_points))
+    options = replace(layout.planner.options, grid=grid, count_points=counts, fine_table=None)
+    return moved(naturals, lay_out_within(layout.structure, layout.batch, options, keep=keep), tempering)
 
 
 def _resized(factors: Factors, coarse: Block) -> list[Block]:
