@@ -88,7 +88,7 @@ def test_two_groups_are_found(folder):
     assert read(chosen).set_index("size")["BIC"].idxmin() == 2
     assert "2 categories of z are best by bic" in chosen.stderr
     wrong = run("select", folder / "groups.yaml", folder / "data.csv", "u", code=2)
-    assert "NODE must be a hidden Categorical" in wrong.stderr
+    assert "NODE must be a Categorical of the hidden nodes" in wrong.stderr
     assert (
         "--sizes must be LOW-HIGH"
         in run("select", folder / "groups.yaml", folder / "data.csv", "z", "--sizes", "3-1", code=2).stderr

@@ -307,7 +307,7 @@ class Schema:
         for node, names in labels.items():
             column = self[node]
             if not column.space.is_discrete or len(names) != column.space.width or len(set(names)) != len(names):
-                raise DataError(f"labels of {node!r} must name each category of {column.space} once; got {names!r}")
+                raise DataError(f"labels of node {node!r} must name each category of {column.space}; got {names!r}")
             columns[node] = replace(column, labels=tuple(names))
         return Schema(columns)
 
