@@ -8,6 +8,7 @@ import pytest
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.answers.notes import point_of
 from otpdag.engine import Adam, Status
 from otpdag.errors import ModelError
 
@@ -53,6 +54,18 @@ def test_intervals_are_those_of_the_theory(result):
     error = ROWS.std() / np.sqrt(len(ROWS))
     assert (loc["upper"] - loc["lower"]) / (2 * 1.645 * error) == pytest.approx(1.0, abs=0.25)
     assert (scale["upper"] - scale["lower"]) / (2 * 1.645 * error / np.sqrt(2)) == pytest.approx(1.0, abs=0.3)
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_answers_begin_where_the_estimate_is_though_the_sign_of_a_factor_was_turned(seed):
+    generator = np.random.default_rng(1)
+    rates = np.exp(0.5 + 0.8 * generator.standard_normal((300, 1)) * [1.0, 1.0, -1.0])
+    frame = pd.DataFrame(generator.poisson(rates), columns=["a", "b", "c"])
+    graph = otp.Graph([("f", name) for name in frame], hidden=["f"])
+    mechanisms = {"f": m.Normal(), **dict.fromkeys(frame, m.Poisson())}
+    result = otp.fit(otp.Model(graph, mechanisms), frame, seed=seed)
+    loss = result.problem.loss(point_of(result.model.fitted, result.problem.shapes)).total
+    assert float(loss) == pytest.approx(result.loss, abs=1e-6)
 
 
 def test_a_method_that_draws_has_no_intervals(result):

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from otpdag.answers.notes import ENDLESS, UNDETERMINED
+from otpdag.answers.notes import ENDLESS, UNDETERMINED, point_of
 from otpdag.answers.summary import told_priors
 from otpdag.data import Documents, Images, Sequences
 from otpdag.data.columns import aligned, known_table
@@ -52,7 +52,7 @@ from otpdag.files import as_path
 from otpdag.matching.transport_rows import TransportRows
 from otpdag.model import Model
 from otpdag.numerics import bounded_threads
-from otpdag.problem import Problem
+from otpdag.problem import Problem, Units
 from otpdag.structure import Structure, unpack
 
 FAILURE_ADVICE = "look for outliers, constant or collinear columns, or a mechanism that does not fit its column"
@@ -187,8 +187,17 @@ def fit(
         notes=(*_notes(kind, plan.method, kept), *ended.problem.notes(ended.point), *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
-        problem=ended.problem,
+        problem=_at_the_estimate(model, ended),
     )
+
+
+def _at_the_estimate(model: Model, ended: SearchResult) -> Problem:
+    """The problem with its points where the model's parameters are: signs may have been turned since the search."""
+    problem = ended.problem
+    if not isinstance(problem, Units) or bool(ended.failed[0]):
+        return problem
+    point = point_of(model.fitted, problem.shapes)
+    return problem if torch.allclose(point, ended.point.to(point)) else problem.laid_out_for(point)
 
 
 def _searched(

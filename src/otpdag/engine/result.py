@@ -214,7 +214,9 @@ class FitResult:
             raise ModelError(f"draws must be at least 10; got {draws}")
         if problem.rows < 2:
             raise ModelError("a bootstrap resamples rows, and there is one: a single path has no intervals")
-        return problem, *bootstrap_draws(problem, point_of(self.model.fitted, problem.shapes), draws, seed, jobs)
+        point = point_of(self.model.fitted, problem.shapes)
+        problem = problem.laid_out_for(point)  # pieces of sequences have no points yet
+        return problem, *bootstrap_draws(problem, point, draws, seed, jobs)
 
     def _bootstrapped(self, draws: int, level: float, seed: int, jobs: int = 1) -> tuple[pd.DataFrame, int]:
         """Percentile intervals in the table of a summary, with places in parameters; and how many draws were stuck."""
