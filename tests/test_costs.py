@@ -115,7 +115,7 @@ def test_options_out_of_range_are_refused():
     with pytest.raises(ModelError, match="`beta` must be positive; got 0"):
         SmoothL1(beta=0)
     for cost in (KL, CrossEntropy):
-        with pytest.raises(ModelError, match="`floor` must lie between 0 and 1; got -1"):
+        with pytest.raises(ModelError, match="floor must lie between 0 and 1; got -1"):
             cost(floor=-1)
 
 

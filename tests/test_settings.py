@@ -20,20 +20,6 @@ def test_weights_follow_their_schedules():
 
 
 @pytest.mark.parametrize(
-    ("objective", "is_likelihood"),
-    [
-        (Objective(eps=1.0), True),
-        (Objective(eps=0.5), True),
-        (Objective(eps=0.0), False),
-        (Objective(eps=Linear(1.0, 0.5)), False),
-        (Objective(eps=1.0, push_forward=PushForward()), False),
-    ],
-)
-def test_a_likelihood_has_eps_and_nothing_to_push(objective, is_likelihood):
-    assert objective.is_likelihood is is_likelihood
-
-
-@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: Objective(reconstruction=-1.0), "reconstruction must be a number of at least 0; got -1.0"),

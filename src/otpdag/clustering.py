@@ -52,7 +52,7 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     """
     lengths = _squared_lengths(columns)
     for _ in range(steps):
-        labels = _distances(columns, lengths, centres).argmin(1)
+        labels = squared_distances(columns, centres, lengths).argmin(1)
         member = np.eye(len(centres), dtype=columns.dtype)[labels]
         counts = member.sum(0)
         moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
@@ -78,22 +78,20 @@ def spread_centres(columns: Array, size: int, generator: np.random.Generator) ->
     picked, lengths = [generator.integers(len(columns))], _squared_lengths(columns)
     nearest = np.full(len(columns), np.inf)
     for _ in range(size - 1):
-        nearest = np.minimum(nearest, _distances(columns, lengths, columns[picked[-1:]])[:, 0])
+        nearest = np.minimum(nearest, squared_distances(columns, columns[picked[-1:]], lengths)[:, 0])
         chances = np.cumsum(np.maximum(nearest, 0.0) + 1e-12)
         picked.append(np.searchsorted(chances, generator.random() * chances[-1], side="right"))
     return columns[picked]
 
 
-def squared_distances(columns: Array, centres: Array) -> Array:
-    """Squared Euclidean distances (N, K) between rows and centres; rounding may leave some a little below zero."""
-    return _distances(columns, _squared_lengths(columns), centres)
+def squared_distances(columns: Array, centres: Array, lengths: Array | None = None) -> Array:
+    """Squared Euclidean distances (N, K) between rows and centres; rounding may leave some a little below zero.
 
-
-def _distances(columns: Array, lengths: Array, centres: Array) -> Array:
-    distances: Array = lengths - 2 * (columns @ centres.T) + (centres**2).sum(1)
-    return distances
+    The squared ``lengths`` (N, 1) of the rows may be known.
+    """
+    lengths = _squared_lengths(columns) if lengths is None else lengths
+    return np.asarray(lengths - 2 * (columns @ centres.T) + (centres**2).sum(1))
 
 
 def _squared_lengths(columns: Array) -> Array:
-    lengths: Array = (columns**2).sum(1, keepdims=True)
-    return lengths
+    return np.asarray((columns**2).sum(1, keepdims=True))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.errors import DataError, ModelError, check_choice
+from otpdag.errors import DataError, ModelError, check_choice, check_share
 from otpdag.spaces import CostKind
 
 __all__ = [
@@ -143,8 +143,7 @@ class _OfShares(AbstractCost):
 
     def __post_init__(self) -> None:
         """Check the option."""
-        if not 0 < self.floor < 1:
-            raise ModelError(f"`floor` must lie between 0 and 1; got {self.floor}")
+        check_share("floor", self.floor)
 
 
 @dataclass(frozen=True)

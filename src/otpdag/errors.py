@@ -167,10 +167,10 @@ def check_seed(seed: object) -> int:
     return int(seed)
 
 
-def check_level(level: object) -> None:
-    """Refuse what is no coverage of an interval."""
-    if isinstance(level, Integral) or not isinstance(level, Real) or not 0 < float(level) < 1:
-        raise ModelError(f"level must lie between 0 and 1; got {level!r:.100}")
+def check_share(name: str, value: object) -> None:
+    """Refuse what is no share of a whole, such as the coverage of an interval."""
+    if isinstance(value, Integral) or not isinstance(value, Real) or not 0 < float(value) < 1:
+        raise ModelError(f"{name} must lie between 0 and 1; got {value!r:.100}")
 
 
 def check_seconds(name: str, seconds: object) -> None:

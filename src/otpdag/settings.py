@@ -14,7 +14,7 @@ from typing import Literal
 from otpdag.costs import AbstractCost, PointFunction
 from otpdag.divergences import Energy, Sinkhorn, SlicedWasserstein
 from otpdag.divergences.base import AbstractDivergence
-from otpdag.errors import ModelError, check_choice, check_count, check_number
+from otpdag.errors import ModelError, check_choice, check_count, check_number, check_share
 from otpdag.schedules import Schedule
 
 
@@ -95,8 +95,7 @@ class Direct:
             raise ModelError(f"unmatched must be a share of at least 0 and below 1, or 'auto'; got {self.unmatched!r}")
         if self.unmatched and self.is_unbalanced:
             raise ModelError("unmatched and an unbalanced divergence both leave rows out: give one of them")
-        if not 0 < self.most_unmatched < 1:
-            raise ModelError(f"most_unmatched must be a share between 0 and 1; got {self.most_unmatched!r}")
+        check_share("most_unmatched", self.most_unmatched)
         if self.costs and not hasattr(self.divergence or Sinkhorn(), "cost"):
             raise ModelError(f"costs are of Wasserstein or Sinkhorn, which have a ground cost; got {self.divergence!r}")
 
@@ -156,11 +155,6 @@ class Objective:
         return Weights(self.reconstruction, eta, value_at(self.eps, progress))
 
     @property
-    def is_likelihood(self) -> bool:
-        """Whether the closed form of it is a log-likelihood at some temperature: eps above zero at all times."""
-        return isinstance(self.eps, int | float) and self.eps > 0 and self.push_forward is None
-
-    @property
     def is_sum_over_rows(self) -> bool:
         """Whether the objective is a mean over rows: no term compares all of them with the model."""
         return self.direct is None and self.push_forward is None
@@ -190,8 +184,7 @@ class SumSizes:
     def __post_init__(self) -> None:
         """Refuse sizes that hold nothing."""
         for name in ("largest_table", "memory"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1; got {getattr(self, name)}")
+            check_count(name, getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -241,16 +241,11 @@ class Interval(_Line, Vector):
         return torch.randn(*shape, 1, generator=generator, dtype=torch.float64).expand(*shape, 2)
 
 
-@dataclass(frozen=True)
-class Positive(Vector):
-    """Vectors of positive numbers."""
+class _Exponential(Vector):
+    """Vectors whose unconstrained coordinates are logarithms, of ``smallest`` numbers at least."""
 
-    holds: ClassVar[str] = "numbers above 0"
     is_skewed: ClassVar[bool] = True
-
-    def outside(self, cells: Array) -> NDArray[np.bool_]:
-        """Zero and less, and infinity."""
-        return (cells <= 0) | np.isinf(cells)
+    smallest: ClassVar[float]
 
     def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
         """Exponentials."""
@@ -258,7 +253,19 @@ class Positive(Vector):
 
     def unconstrain(self, value: Tensor) -> Tensor:
         """Logarithms."""
-        return torch.log(value.clamp(min=SMALLEST_SPREAD))
+        return torch.log(value.clamp(min=self.smallest))
+
+
+@dataclass(frozen=True)
+class Positive(_Exponential):
+    """Vectors of positive numbers."""
+
+    holds: ClassVar[str] = "numbers above 0"
+    smallest: ClassVar[float] = SMALLEST_SPREAD
+
+    def outside(self, cells: Array) -> NDArray[np.bool_]:
+        """Zero and less, and infinity."""
+        return (cells <= 0) | np.isinf(cells)
 
     def in_other_units(self, value: Tensor, unit: float) -> Tensor:
         """Stretched."""
@@ -328,34 +335,22 @@ class Simplex(Vector):
 
 
 @dataclass(frozen=True)
-class Count(Vector):
-    """Vectors of non-negative integers.
-
-    A learned map draws them relaxed to positive numbers, so that unconstrained coordinates are logarithms.
+class Count(_Exponential):
+    """Vectors of non-negative integers, relaxed to positive numbers where a learned map draws them.
 
     Attributes:
-        stands_for_zero: What a count of zero is taken for where its logarithm is needed.
+        smallest: What a count of zero is taken for where its logarithm is needed.
     """
 
     holds: ClassVar[str] = "whole numbers of at least 0 and at most 7e10"
     is_countable: ClassVar[bool] = True
-    is_skewed: ClassVar[bool] = True
     has_noise_when_relaxed: ClassVar[bool] = False
     cost: ClassVar[CostKind] = "smooth l1"
-
-    stands_for_zero: ClassVar[float] = 0.3
+    smallest: ClassVar[float] = 0.3
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Negative numbers, fractions, and counts beyond the largest rate, whose differences are no longer exact."""
         return (cells < 0) | (cells != np.floor(cells)) | (cells > 7e10)
-
-    def constrain(self, free: Tensor) -> tuple[Tensor, Tensor]:
-        """Exponentials, not rounded."""
-        return torch.exp(free), free
-
-    def unconstrain(self, value: Tensor) -> Tensor:
-        """Logarithms."""
-        return torch.log(value.clamp(min=self.stands_for_zero))
 
     def neutral(self) -> Tensor:
         """Zero."""

@@ -122,7 +122,7 @@ def test_costs_that_are_not_finite_are_refused(bad):
     [
         ({"epsilon": 0.0}, "`epsilon` must be positive; got 0.0"),
         ({"tolerance": -1.0}, "`tolerance` must be positive; got -1.0"),
-        ({"iterations": 0}, "`iterations` must be at least 1; got 0"),
+        ({"iterations": 0}, "iterations must be a whole number of at least 1; got 0"),
         ({"cost": 3}, "`cost` must be an AbstractCost .* got 3"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_seed_fixes_the_directions_and_a_generator_refreshes_them():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"projections": 0}, "`projections` must be at least 1; got 0"),
+        ({"projections": 0}, "projections must be a whole number of at least 1; got 0"),
         ({"p": 0.5}, "`p` must be 1 or 2; got 0.5"),
     ],
 )

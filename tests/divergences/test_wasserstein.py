@@ -121,8 +121,8 @@ def test_costs_that_are_not_finite_are_refused(weights):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"p": 0.5}, "`p` must be at least 1; got 0.5"),
-        ({"workers": 0}, "`workers` must be at least 1; got 0"),
+        ({"p": 0.5}, "p must be a number of at least 1; got 0.5"),
+        ({"workers": 0}, "workers must be a whole number of at least 1; got 0"),
         ({"cost": "kl"}, "`cost` must be an AbstractCost .* got 'kl'"),
     ],
 )

@@ -33,7 +33,7 @@ def test_a_fit_beyond_its_budget_is_refused():
 
 @pytest.mark.parametrize("name", ["largest_table", "memory"])
 def test_a_budget_of_nothing_is_refused(name):
-    with pytest.raises(otp.ModelError, match=f"{name} must be at least 1; got 0"):
+    with pytest.raises(otp.ModelError, match=f"{name} must be a whole number of at least 1; got 0"):
         SumSizes(**{name: 0})
 
 

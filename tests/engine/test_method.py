@@ -85,7 +85,6 @@ def test_an_objective_of_draws_alone_has_no_closed_form():
 
 def test_entropic_is_maximum_likelihood_unless_told_otherwise():
     assert otp.entropic() == Method("entropic", Objective(eps=1.0), ClosedForm(), Deterministic(steps=400))
-    assert otp.entropic().objective.is_likelihood
     held = otp.entropic(eps=0.5, eta=2.0, reference="uniform", steps=7)
     assert held.objective == Objective(eps=0.5, push_forward=PushForward(2.0, Energy()))
     assert held.evaluation.reference == "uniform"

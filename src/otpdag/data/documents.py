@@ -163,7 +163,7 @@ def _array(images: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
         raise DataError(f"images must be numbers; got {held.dtype}")
     if not np.isfinite(held).all():
         raise DataError("images must be finite; got NaN or infinity")
-    if held.min() < 0:
+    if held.min() < 0 or held.max() > 255:
         raise DataError(f"images must go from 0 to 255 or from 0 to 1; got {held.min():g} to {held.max():g}")
     return held
 
@@ -189,14 +189,7 @@ def picture_layout(shape: tuple[int, ...]) -> str:
 
 
 def _peak(held: npt.NDArray[Any]) -> float:
-    if held.dtype == np.uint8:
-        return 255.0
-    most = float(held.max())
-    if most <= 1:
-        return 1.0
-    if most <= 255:
-        return 255.0
-    raise DataError(f"images must go from 0 to 255 or from 0 to 1; got {held.min():g} to {most:g}")
+    return 1.0 if held.dtype != np.uint8 and held.max() <= 1 else 255.0
 
 
 def read_format(state: Mapping[str, Any], most: int = 1 << 14) -> PictureFormat:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
 from otpdag.divergences.base import AbstractDivergence, fill_weights, pair_mean, require_finite, weigh_rows
-from otpdag.errors import ConvergenceWarning, ModelError
+from otpdag.errors import ConvergenceWarning, ModelError, check_count
 
 BLOCK = 10  # sweeps between two absorptions of the scalings
 NEGLIGIBLE = -70.0  # logarithm of a share of mass that no precision sees
@@ -73,8 +73,7 @@ class Sinkhorn(AbstractDivergence):
             value = getattr(self, name)
             if not (value is None or value > 0):
                 raise ModelError(f"`{name}` must be positive; got {value}")
-        if self.iterations < 1:
-            raise ModelError(f"`iterations` must be at least 1; got {self.iterations}")
+        check_count("iterations", self.iterations)
 
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the divergence of checked samples."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, is_uniform
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_count
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -46,8 +46,7 @@ class SlicedWasserstein(AbstractDivergence):
 
     def __post_init__(self) -> None:
         """Check the options."""
-        if self.projections < 1:
-            raise ModelError(f"`projections` must be at least 1; got {self.projections}")
+        check_count("projections", self.projections)
         if self.p not in (1, 2):
             raise ModelError(f"`p` must be 1 or 2; got {self.p}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
 from otpdag.divergences.base import AbstractDivergence, require_finite
-from otpdag.errors import ModelError
+from otpdag.errors import check_count, check_number
 from otpdag.numerics import nearest
 
 Array = NDArray[np.float64]
@@ -58,10 +58,8 @@ class Wasserstein(AbstractDivergence):
     def __post_init__(self) -> None:
         """Check the options."""
         as_cost(self.cost)
-        if not self.p >= 1:
-            raise ModelError(f"`p` must be at least 1; got {self.p}")
-        if self.workers < 1:
-            raise ModelError(f"`workers` must be at least 1; got {self.workers}")
+        check_number("p", self.p, 1.0)
+        check_count("workers", self.workers)
 
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:
         """Compute the cost of checked samples."""

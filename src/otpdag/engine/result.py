@@ -49,7 +49,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_level, listed
+from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_share, listed
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import bounded_threads
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
@@ -220,7 +220,7 @@ class FitResult:
 
     def _bootstrapped(self, draws: int, level: float, seed: int, jobs: int = 1) -> tuple[pd.DataFrame, int]:
         """Percentile intervals in the table of a summary, with places in parameters; and how many draws were stuck."""
-        check_level(level)
+        check_share("level", level)
         problem, points, settled = self._resampled("intervals need", draws, seed, jobs)
         shown, table = described(self.model.fitted, problem, points), without_errors(self.model.fitted)
         table["index"] = [index for value in shown.values() for index in np.ndindex(value.shape[1:])]
@@ -264,7 +264,7 @@ class FitResult:
             seed: Determines them.
         """
         check_choice("errors", errors, (*get_args(Errors), "none"))
-        check_level(level)
+        check_share("level", level)
         notes = [*self.notes] if self.status.converged else [str(self.status), *self.notes]
         facts: dict[str, str | int | float] = {
             "method": self.method.name,
@@ -348,7 +348,7 @@ class FitResult:
         Raises:
             ModelError: The node has no such parent, or what was minimised has no curvature.
         """
-        check_level(level)
+        check_share("level", level)
         problem = self._deterministic("the band of a term needs")
         return term_curve(self.model.fitted, problem, node, parent, level=level, points=check_count("points", points))
 

@@ -34,7 +34,7 @@ from otpdag.engine.method import likelihood
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
-from otpdag.errors import ModelError, check_number
+from otpdag.errors import ModelError, check_number, check_share
 from otpdag.matching.transport_cost import Columns
 from otpdag.matching.transport_rows import TransportRows, transport_rows
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
@@ -79,17 +79,13 @@ class RobustOptions:
 
     def __post_init__(self) -> None:
         """Refuse shares that are none, and limits below what they limit."""
-        for name in ("most_dropped", "slack", "chance", "cap", "same_weights"):
-            check_number(name, getattr(self, name))
-        if not 0 < self.most_dropped < 1:
-            raise ModelError(f"most_dropped must be a share between 0 and 1; got {self.most_dropped!r}")
-        if not self.slack >= 1:
-            raise ModelError(f"slack must be at least 1, the model's own mass; got {self.slack!r}")
+        for name in ("most_dropped", "cap"):
+            check_share(name, getattr(self, name))
+        for name, least in (("slack", 1.0), ("chance", 0.0), ("same_weights", 0.0)):
+            check_number(name, getattr(self, name), least)
         falling = all(0 < later < earlier < 1 for earlier, later in zip(self.tails, self.tails[1:], strict=False))
         if not self.tails or not falling or not 0 < self.tails[0] < 1:
             raise ModelError(f"tails must be probabilities that fall; got {self.tails!r}")
-        if not 0 < self.cap < 1:
-            raise ModelError(f"cap must be a probability between 0 and 1; got {self.cap!r}")
 
 
 @dataclass(frozen=True)

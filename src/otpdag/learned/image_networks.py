@@ -42,9 +42,7 @@ def image_encoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
         nn.Conv2d(channels, width // 2, 4, 2, 1),
         nn.ReLU(),
         nn.Conv2d(width // 2, width, 4, 2, 1),
-        ResidualBlock(width, _hidden(width)),
-        ResidualBlock(width, _hidden(width)),
-        nn.ReLU(),
+        *_residual_blocks(width),
         nn.Conv2d(width, dim, 1),
     )
 
@@ -57,9 +55,7 @@ def image_decoder(channels: int, dim: int = 64, width: int = 128) -> nn.Module:
     """
     return nn.Sequential(
         nn.Conv2d(dim, width, 3, padding=1),
-        ResidualBlock(width, _hidden(width)),
-        ResidualBlock(width, _hidden(width)),
-        nn.ReLU(),
+        *_residual_blocks(width),
         nn.ConvTranspose2d(width, width // 2, 4, 2, 1),
         nn.ReLU(),
         nn.ConvTranspose2d(width // 2, channels, 4, 2, 1),
@@ -172,8 +168,8 @@ def positions(height: int, width: int) -> tuple[int, int]:
     return height // SHRINK, width // SHRINK
 
 
-def _hidden(width: int) -> int:
-    return max(1, width // 4)
+def _residual_blocks(width: int) -> list[nn.Module]:
+    return [*(ResidualBlock(width, max(1, width // 4)) for _ in range(2)), nn.ReLU()]
 
 
 def _layers(sizes: list[int]) -> list[nn.Module]:

@@ -28,9 +28,9 @@ from otpdag.errors import (
     ModelError,
     check_choice,
     check_count,
-    check_level,
     check_mapping,
     check_seed,
+    check_share,
 )
 from otpdag.likelihood import row_posterior, sequence_posterior
 from otpdag.likelihood.grouped_rows import draws_of_groups, shared_by_rows
@@ -343,7 +343,7 @@ class Model(ModelBase):
                 "values must be at least two: what is compared, and with what"
                 f"{f' ({cells} cells each)' * (cells > 1)}; got {values!r:.100}"
             )
-        check_level(level)
+        check_share("level", level)
         below = {treatment, *self.graph.descendants(treatment)}
         for node in check_mapping("on", on or {}):
             if node in below or node == outcome:
@@ -471,7 +471,7 @@ class Model(ModelBase):
         if not self.graph.is_dynamic:
             raise ModelError("forecast is for graphs with lagged edges; this one has none: use predict")
         steps, draws = check_count("steps", steps), check_count("draws", draws, 2)
-        check_level(level)
+        check_share("level", level)
         batch, _ = self._encode_sequences(data, False)
         known = self._given_values(given, steps * len(batch.lengths), self.structure.given, exactly=True)
         fitted = [replace(self.fitted, naturals=own) for own in parameters or [self.fitted.naturals]]
