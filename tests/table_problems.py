@@ -28,6 +28,15 @@ def problem_of(model, frame, method, seed=0, weights=None):
     return table_problem(layout, batch, method, seed), one_start(layout, batch, 0, 0, first=True)
 
 
+def started(model, data, method, replicas=1, weights=None):
+    """The problem of any data laid out for its first starts, and these (R, P)."""
+    kind = kind_of(model, data, weights)
+    layout = kind.lay_out(method, 0)
+    problem = kind.problem(layout, method, 0)
+    points = kind.starts(layout, problem, 0, range(replicas))
+    return problem.laid_out_for(points), points
+
+
 def point_of(problem, params):
     """The point (1, P) of natural parameters by node and name, in a problem's own units."""
     naturals = {}

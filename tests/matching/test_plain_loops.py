@@ -12,18 +12,10 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import SlicedWasserstein
-from otpdag.engine.fit import recognise
 from otpdag.matching.transport_rows import SAME_PARTS
+from tests.table_problems import started
 
 LENGTH = 3  # steps of a window
-
-
-def laid_out(model, data, method, replicas):
-    kind = recognise(model, data, weights=None, device="cpu", every_row=False)
-    layout = kind.lay_out(method, 0)
-    problem = kind.problem(layout, method, 0)
-    points = kind.starts(layout, problem, 0, range(replicas))
-    return problem.laid_out_for(points), points
 
 
 # -- windows of sequences ---------------------------------------------------------------------------------------------
@@ -57,7 +49,7 @@ def windows_by_hand(sequences, first_apart):
 @pytest.mark.parametrize(("sequences", "first_apart"), [(29, False), (30, True)])
 def test_strata_hold_the_windows_without_gaps(sequences, first_apart):
     data = ragged(np.random.default_rng(sequences), sequences)
-    problem, _ = laid_out(hidden_markov(m.Normal()), data, otp.transport(points=64), 1)
+    problem, _ = started(hidden_markov(m.Normal()), data, otp.transport(points=64))
     expected = windows_by_hand(data, first_apart)
     assert len(problem.strata) == len(expected) == 1 + first_apart
     seen = np.concatenate([one[~np.isnan(one)] for one in data])
@@ -83,7 +75,7 @@ def path_laws(begun, moves, paths, times):
 def test_the_cost_of_windows_is_a_sum_over_paths():
     data = ragged(np.random.default_rng(2), 40)
     method = otp.transport(divergence=SlicedWasserstein(8, p=1.0), points=64)
-    problem, points = laid_out(hidden_markov(m.Normal()), data, method, 2)
+    problem, points = started(hidden_markov(m.Normal()), data, method, 2)
     found, naturals = problem.loss(points).total, problem.naturals(points)
     paths, each = list(product(range(2), repeat=LENGTH)), problem.points[0].size // 2**LENGTH
     noise = [one.noise["x"][0, :, 0].numpy() for one in problem.points]
@@ -113,10 +105,10 @@ def test_the_cost_of_windows_is_a_sum_over_paths():
 
 def test_counts_of_windows_are_drawn_anew_where_few_of_them_count():
     counts = np.random.default_rng(3).poisson(4.0, (12, 8)).astype(float)
-    problem, points = laid_out(hidden_markov(m.Poisson()), counts, otp.transport(points=64), 2)
+    problem, points = started(hidden_markov(m.Poisson()), counts, otp.transport(points=64), 2)
     near, far = points + 1e-3, points + 2.0
     assert problem.pace.steps == problem.direct.steps is not None
-    assert laid_out(hidden_markov(m.Normal()), counts, otp.transport(points=64), 2)[0].pace.steps is None
+    assert started(hidden_markov(m.Normal()), counts, otp.transport(points=64), 2)[0].pace.steps is None
     assert problem.laid_out_for(near) is problem
     for other in (far, near[:1], torch.cat([near, near[:1]])):  # elsewhere, of fewer replicas, and of more
         anew = problem.laid_out_for(other)
@@ -147,7 +139,7 @@ def matched():
     table = pd.DataFrame({"a": a, "b": a + 0.5 * rng.normal(size=80)})
     table.iloc[:8] = rng.normal(9.0, 0.1, (8, 2))
     model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": m.Normal()})
-    return laid_out(model, table, otp.transport(points=64, unmatched=0.05), 1)
+    return started(model, table, otp.transport(points=64, unmatched=0.05))
 
 
 def test_other_weights_multiply_what_is_matched_of_each_row(matched):
@@ -198,7 +190,7 @@ def test_slopes_of_a_simulator_with_jumps_are_central_differences_of_the_cost():
     node = m.Simulator(lambda parents, noise, loc: torch.floor(loc + noise), {"loc": otp.start(0.0)})
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": node})
     table = pd.DataFrame({"x": np.floor(np.random.default_rng(6).normal(1.0, 1.0, 200))})
-    problem, points = laid_out(model, table, otp.transport(points=64), 1)
+    problem, points = started(model, table, otp.transport(points=64))
     reach = problem.points.size**-0.5  # so many points tell parameters apart that are so far apart
     assert problem.contradicts_slopes(points)
     jumping = replace(problem, jumps=True)

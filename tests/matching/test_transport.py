@@ -13,11 +13,11 @@ from otpdag import mechanisms as m
 from otpdag.costs import Euclidean
 from otpdag.divergences import Sinkhorn, SlicedWasserstein, Wasserstein
 from otpdag.divergences.sliced import Quantiles
-from otpdag.engine.fit import recognise
 from otpdag.errors import ModelError
 from otpdag.matching.model_points import lay_out
 from otpdag.matching.transport_cost import ComparedRows, neighbourhoods
 from otpdag.settings import Direct
+from tests.table_problems import started
 
 SLOPES, NOISE = np.array([1.0, 0.9, 0.8, 0.7]), 0.6
 
@@ -54,14 +54,6 @@ def mixed_table(rows, rng):
     return pd.DataFrame({"x": x, "n": rng.poisson(np.exp(1.0 + 0.5 * z + 0.1 * x)), "c": c})
 
 
-def laid_out(model, data, method, replicas=2, weights=None):
-    kind = recognise(model, data, weights=weights, device="cpu", every_row=False)
-    layout = kind.lay_out(method, 0)
-    problem = kind.problem(layout, method, 0)
-    points = kind.starts(layout, problem, 0, range(replicas))
-    return problem.laid_out_for(points), points
-
-
 # -- the cost ---------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +63,7 @@ def test_the_objective_is_the_sliced_cost_that_pot_finds(p, weighted):
     rng = np.random.default_rng(0)
     weights = rng.integers(1, 4, 80).astype(float) if weighted else None
     method = otp.transport(divergence=SlicedWasserstein(15, p=p), points=60)
-    problem, points = laid_out(mixed_model(), mixed_table(80, rng), method, weights=weights)
+    problem, points = started(mixed_model(), mixed_table(80, rng), method, 2, weights=weights)
     found, (model, weight) = problem.loss(points).total, problem.model_side(points)
     rows, mass = problem.compared.rows[0].numpy(), problem.compared.weight[0].numpy()
     for replica in range(2):
@@ -87,7 +79,7 @@ def test_the_objective_is_the_sliced_cost_that_pot_finds(p, weighted):
 def test_an_exact_cost_is_that_of_pot():
     rng = np.random.default_rng(1)
     method = otp.transport(divergence=Wasserstein(), points=64)
-    problem, points = laid_out(factor_model(), factor_table(50, rng), method)
+    problem, points = started(factor_model(), factor_table(50, rng), method, 2)
     found, (model, weight) = problem.loss(points).total, problem.model_side(points)
     for replica in range(2):
         costs = ot.dist(problem.compared.rows[0].numpy(), model[replica].numpy())
@@ -171,7 +163,7 @@ def test_rows_of_a_tight_cluster_stay_unmatched(chosen):
 def test_costs_of_nodes_are_summed_and_wrong_ones_named():
     rng = np.random.default_rng(7)
     method = otp.transport(divergence=Wasserstein(), points=32, costs={"n": "0/1", "x": "absolute"})
-    problem, points = laid_out(mixed_model(), mixed_table(40, rng), method, replicas=1)
+    problem, points = started(mixed_model(), mixed_table(40, rng), method)
     (model, weight), rows = problem.model_side(points), problem.compared.rows[0].numpy()
     model = model[0].numpy()
     costs = np.abs(rows[:, None, 0] - model[None, :, 0]) + (rows[:, None, 1] != model[None, :, 1])
@@ -179,9 +171,9 @@ def test_costs_of_nodes_are_summed_and_wrong_ones_named():
     expected = ot.emd2(np.full(40, 1 / 40), weight[0].numpy(), costs)
     assert problem.loss(points).total.item() == pytest.approx(float(expected), rel=1e-9)
     with pytest.raises(ModelError, match="cost of node 'n' must be one of 'squared', 'absolute', '0/1'; got 'same'"):
-        laid_out(mixed_model(), mixed_table(40, rng), otp.transport(costs={"n": "same"}))
+        started(mixed_model(), mixed_table(40, rng), otp.transport(costs={"n": "same"}))
     with pytest.raises(ModelError, match="costs names node 'z', which is not observed"):
-        laid_out(mixed_model(), mixed_table(40, rng), otp.transport(costs={"z": "0/1"}))
+        started(mixed_model(), mixed_table(40, rng), otp.transport(costs={"z": "0/1"}))
 
 
 # -- points of the model ----------------------------------------------------------------------------------------------
@@ -191,7 +183,7 @@ def test_costs_of_nodes_are_summed_and_wrong_ones_named():
 def test_weighted_points_have_the_models_means_also_at_other_parameters(states):
     """Listed or drawn: means over points are expectations, where points were drawn and nearby."""
     rng = np.random.default_rng(4)
-    problem, point = laid_out(mixed_model(), mixed_table(300, rng), otp.transport(), replicas=1)
+    problem, point = started(mixed_model(), mixed_table(300, rng), otp.transport())
     points = lay_out(problem.structure, problem.batch, Direct(points=8192, states=states), seed=1)
     placed = points.placed_at(problem.naturals(point))
     assert bool(placed.listed) == (states > 1)
@@ -253,7 +245,7 @@ def test_gaps_that_depend_on_what_is_seen_do_not_bias():
 
 def test_reweighted_rows_are_resampled_rows():
     rng = np.random.default_rng(11)
-    problem, points = laid_out(factor_model(), factor_table(60, rng), otp.transport(points=64))
+    problem, points = started(factor_model(), factor_table(60, rng), otp.transport(points=64), 2)
     times = torch.as_tensor(rng.multinomial(60, np.full(60, 1 / 60), size=2)).double()
     found = problem.reweighted(times).loss(points).total
     for replica in range(2):
@@ -310,12 +302,12 @@ def test_windows_with_gaps_are_left_out_and_said():
     rng = np.random.default_rng(10)
     values = rng.normal(3.0 * chain(rng, 10, 30), 1.0)
     values[2, 5] = np.nan
-    problem, points = laid_out(hidden_markov(m.Normal()), values, otp.transport(points=64), replicas=1)
+    problem, points = started(hidden_markov(m.Normal()), values, otp.transport(points=64))
     assert sum(len(stratum.compared.rows[0]) for stratum in problem.strata) == 10 * 28 - 3
     assert "windows with gaps were left out" in problem.notes(points)[0]
     values[:, ::2] = np.nan
     with pytest.raises(ModelError, match="every one has a gap: use method='likelihood'"):
-        laid_out(hidden_markov(m.Normal()), values, otp.transport(points=64))
+        started(hidden_markov(m.Normal()), values, otp.transport(points=64))
 
 
 @pytest.mark.parametrize(

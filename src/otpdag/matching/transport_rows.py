@@ -19,7 +19,7 @@ from torch import Tensor
 
 from otpdag.data import Batch, random_part
 from otpdag.divergences import SlicedWasserstein
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, listed
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.matching.model_points import ModelPoints, lay_out
 from otpdag.matching.transport_cost import (
@@ -350,6 +350,12 @@ class TransportRows(TableRows):
         shows = ((1 - seen) @ reads == 0).mT  # (K, N)
         weight = self.columns.of_weights(self.batch.weight)[:, None] * shows
         some = (weight.sum(-1) > 0).all(0)
+        if not some.any():
+            together = listed(neighbourhoods(self.structure)[0])
+            raise ModelError(
+                f"transport compares nodes beside their neighbours: no row shows {together} together, nor any others, "
+                "and what rows miss has no density to draw it from"
+            )
         rows = self.columns.of_values({n: value[:1] for n, value in self.batch.values.items()})
         along = self.compared.directions[:, some]
         return replace(self.compared, rows=rows, weight=weight[:, some], directions=along)
