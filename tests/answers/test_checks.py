@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import linalg, stats
 
 import otpdag as otp
 from benchmarks.told import MISFITS, class_rows, factor_rows, right_rows
@@ -149,3 +150,109 @@ def test_right_censored_times_are_not_accused():
     wrong = table.assign(**{"t.0": table["t.0"] * np.exp(0.6 * x**2), "t.1": table["t.1"] * np.exp(0.6 * x**2)})
     model = otp.fit(otp.Model(otp.Graph([("x", "t")]), nodes), wrong, progress=False).model
     assert model.check(wrong)["adjusted"].min() < 1e-4
+
+
+# -- all of it once more with numpy and scipy --------------------------------------------------------------------------
+
+
+def legendre(low, high):
+    """Means of the first six normalised Legendre polynomials over stretches of the unit interval (N, 6)."""
+    means = []
+    for order in range(1, 7):
+        basis = np.polynomial.legendre.Legendre.basis(order)
+        rise = basis.integ()(2 * high - 1) - basis.integ()(2 * low - 1)
+        wide = high - low > 1e-6
+        inside = rise / np.where(wide, 2 * (high - low), 1.0)
+        means.append(np.sqrt(2 * order + 1) * np.where(wide, inside, basis(low + high - 1)))
+    return np.column_stack(means)
+
+
+def by_rank(x):
+    """The first three of its empirical distribution function, of which equal values share a stretch."""
+    order = np.sort(x)
+    ends = (np.searchsorted(order, x, side) / len(x) for side in ("left", "right"))
+    return list(legendre(*ends)[:, :3].T[:, :, None])
+
+
+def others(indicators, labels):
+    """Columns without the most frequent category's."""
+    return np.delete(indicators, np.bincount(labels).argmax(), 1)
+
+
+def products(*parts):
+    made = parts[0]
+    for part in parts[1:]:
+        made = (made[:, :, None] * part[:, None, :]).reshape(len(made), -1)
+    return made
+
+
+def p_value(features, scores, of_values=False):
+    """C(alpha): what the scores of estimated parameters leave of features has a self-normalised sum."""
+    basis = linalg.orth(scores / np.linalg.norm(scores, axis=0))[:, : 0 if of_values else None]
+    left = features - basis @ (basis.T @ features)
+    square = left**2
+    enough = (square.sum(0) > 1e-5 * (features**2).sum(0)) & (square.sum(0) ** 2 > 12 * (square**2).sum(0))
+    left, degrees = left[:, enough], len(left) - basis.shape[1]
+    if not left.shape[1]:
+        return None
+    total = left.sum(0)
+    share = total @ np.linalg.pinv(left.T @ left, rcond=1e-6) @ total / len(left) / (2 if of_values else 1)
+    return stats.beta.sf(share, left.shape[1] / 2, (degrees - left.shape[1]) / 2)
+
+
+def checked_by_hand(table, params):
+    """For each node and pair of nodes that the graph keeps apart, the adjusted p-value of the clearest aspect."""
+    x, c, y, n, k = (table[name].to_numpy() for name in "xcynk")
+    one_hot, of_k = np.eye(3)[c], np.eye(2)[k]
+    loc, scale = (params["y"][name][c] for name in ("loc", "scale"))
+    residual, own = (y - loc - params["y"]["weight"] * x) / scale, (x - params["x"]["loc"]) / params["x"]["scale"]
+    rate = np.exp(params["n"]["log_rate"].item() + params["n"]["weight"].item() * x)
+    logits = np.outer(x, np.squeeze(params["k"]["weight"])) + params["k"]["logits"]
+    probs = np.exp(logits - np.logaddexp.reduce(logits, 1, keepdims=True))
+    shape = {
+        "x": legendre(stats.norm.cdf(own), stats.norm.cdf(own)),
+        "y": legendre(stats.norm.cdf(residual), stats.norm.cdf(residual)),
+        "n": legendre(stats.poisson.cdf(n - 1, rate), stats.poisson.cdf(n, rate)),
+    }
+    blocks = {node: [own[:, :1], own[:, 1:2]] for node, own in shape.items()}
+    blocks |= {"c": [others(one_hot - params["c"]["probs"], c)], "k": [others(of_k - probs, k)]}
+    context = {"x": by_rank(x), "c": [others(one_hot - one_hot.mean(0), c)]}
+    line = np.column_stack([np.ones_like(x), x])
+    scores = {
+        "x": np.column_stack([own, own**2 - 1]),
+        "c": (one_hot - params["c"]["probs"])[:, 1:],
+        "y": np.column_stack([one_hot * residual[:, None], residual * x / scale, one_hot * (residual**2 - 1)[:, None]]),
+        "n": (n - rate)[:, None] * line,
+        "k": (of_k - probs)[:, 1:] * line,
+    }
+    parents = {"x": "", "c": "", "y": "xc", "n": "x", "k": "x"}
+    found = {}
+    for node in scores:
+        aspects = [p_value(one, scores[node], True) for one in blocks[node]]
+        aspects += [p_value(one[:, None], scores[node]) for one in shape.get(node, np.zeros((0, 0))).T]
+        for parent in parents[node]:
+            for order, of_parent in enumerate(context[parent]):
+                for block in blocks[node][: 1 if order == 2 else 2]:
+                    aspects.append(p_value(products(block, of_parent), scores[node]))
+        if len(parents[node]) == 2:
+            aspects.append(p_value(products(blocks[node][0], context["x"][0], context["c"][0]), scores[node]))
+        found[node, ""] = aspects
+    for node, other in ("xc", "yn", "yk", "nc", "nk", "kc"):
+        for one in ((node, other), (other, node)):
+            found[one] = [p_value(products(a, b), scores[one[0]]) for a in blocks[one[0]] for b in blocks[one[1]]]
+    known = {pair: [p for p in own if p is not None] for pair, own in found.items()}
+    return {pair: 1 - (1 - min(own)) ** len(own) if own else 1.0 for pair, own in known.items()}
+
+
+def test_all_p_values_are_those_of_a_plain_loop():
+    rng = np.random.default_rng(15)
+    x, c = rng.standard_t(5, 300), rng.choice(3, 300, p=[0.2, 0.5, 0.3])
+    y = np.array([1.0, -1.0, 0.0])[c] + np.array([0.5, 1.0, 2.0])[c] * x + rng.gumbel(size=300) * (1 + 0.3 * (x > 0))
+    n, k = rng.poisson(np.exp(0.5 + 0.4 * x + 0.2 * (c == 1))), (rng.random(300) < 1 / (1 + np.exp(-x))).astype(int)
+    table = pd.DataFrame({"x": x, "c": c, "y": y, "n": n, "k": k})
+    nodes = {"x": m.Normal(), "c": m.Categorical(3), "y": m.Normal(), "n": m.Poisson(), "k": m.Categorical(2)}
+    model = otp.Model(otp.Graph([("x", "y"), ("c", "y"), ("x", "n"), ("x", "k")]), nodes)
+    told, expected = checked(model, table), checked_by_hand(table, model.params())
+    assert len(told) == 5 + 6
+    for line in told.itertuples():
+        assert line.p == pytest.approx(expected[line.node, line.other], rel=1e-4, abs=1e-12), (line.node, line.other)

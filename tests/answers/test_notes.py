@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -148,3 +151,96 @@ def test_a_good_model_has_no_notes():
     ).mask(RNG.random((ROWS, 3)) < 0.1)
     mechanisms = {"z": m.Categorical(3), "x": m.Normal(), "y": m.Poisson(), "k": m.Categorical(3)}
     assert notes([("z", "x"), ("z", "y"), ("z", "k")], mechanisms, table, ["z"], restarts=4) == ()
+
+
+def test_correlations_that_the_graph_denies_are_those_of_numpy_the_largest_first():
+    """Of scores cut at three, over the rows that show both; counts lie in the middle of what makes them."""
+    rng = np.random.default_rng(5)
+    common = rng.normal(size=500)
+    slopes = dict(zip("abcdef", (1.2, 0.9, 0.7, 0.5, 0.3, 0.12), strict=True))
+    table = pd.DataFrame({name: slope * common + rng.normal(size=500) for name, slope in slopes.items()})
+    table["n"] = rng.poisson(np.exp(1.0 + 0.3 * common))
+    table = table.mask(rng.random(table.shape) < 0.1)
+    table.loc[3, "a"], weights = 40.0, rng.uniform(0.5, 2.0, 500)
+    weights *= 500 / weights.sum()
+    said = notes([], {**normals("abcdef"), "n": m.Poisson()}, table, weights=weights)
+    mean = {name: np.average(own.dropna(), weights=weights[own.notna()]) for name, own in table.items()}
+    spread = {n: np.average((own.dropna() - mean[n]) ** 2, weights=weights[own.notna()]) for n, own in table.items()}
+    scores = (table - pd.Series(mean)) / np.sqrt(pd.Series(spread))
+    scores["n"] = stats.norm.ppf(
+        stats.poisson.cdf(table["n"] - 1, mean["n"]) / 2 + stats.poisson.cdf(table["n"], mean["n"]) / 2
+    )
+    scores["n"] = scores["n"].where(table["n"].notna())
+    scores, found = scores.clip(-3, 3), {}
+    for one, other in combinations(table, 2):
+        both = scores[[one, other]].notna().all(axis=1).to_numpy()
+        covariance = np.cov(scores.loc[both, [one, other]].T, aweights=weights[both])
+        by = covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
+        if abs(by) > max(0.15, 5 / np.sqrt(weights[both].sum())):
+            found[one, other] = by
+    largest = sorted(found.items(), key=lambda pair: -abs(pair[1]))[:5]
+    assert [one[: one.index(")") + 1] for one in said[:5]] == [
+        f"{one!r} and {other!r} are independent by the graph, but correlated in the data ({by:.2f})"
+        for (one, other), by in largest
+    ]
+    assert said[5:] == (f"{len(found) - 5} more pairs of nodes are correlated against the graph",)
+    assert 5 < len(found) < 21
+
+
+def test_noise_that_is_correlated_beyond_parents_is_told_and_parents_are_not():
+    rng = np.random.default_rng(6)
+    x, common = rng.normal(size=600), rng.normal(size=600)
+    table = pd.DataFrame({"x": x, "y": x + common + rng.normal(size=600)})
+    table["k"] = np.where(common + 0.5 * rng.normal(size=600) > 0, "up", np.where(rng.random(600) < 0.5, "low", "mid"))
+    nodes = {"x": m.Normal(), "y": m.Normal(), "k": m.Categorical(3)}
+    (said,) = notes([("x", "y")], nodes, table)
+    residual = table["y"] - np.polyval(np.polyfit(x, table["y"], 1), x)
+    by = max(
+        (np.corrcoef((residual / residual.std(ddof=0)).clip(-3, 3), table["k"] == one)[0, 1] for one in ("mid", "up")),
+        key=abs,
+    )
+    told, by_graph = said.split(f" is independent by the graph, but correlated in the data ({by:.2f})")
+    assert told in ("the noise of 'y' and of 'k'", "the noise of 'k' and of 'y'")
+    assert by_graph.endswith("An edge or a common parent is missing")
+
+
+def test_scales_and_slopes_are_named_by_the_categories_and_columns_that_users_know():
+    rng = np.random.default_rng(7)
+    table = pd.DataFrame(
+        {"a": np.repeat(["cold", "hot"], 60), "b": np.tile(["x", "y", "z"], 40), "u": rng.normal(size=120)}
+    )
+    table["w"] = 3.0 * table["u"]
+    level = table["a"].map({"cold": 0.0, "hot": 2.0}) + table["b"].map({"x": 0.0, "y": 5.0, "z": 9.0})
+    still = (table["a"] == "hot") & (table["b"] == "y")
+    table["v"] = level + np.where(still, 0.0, rng.normal(size=120))
+    table["t"] = table["u"] + rng.normal(size=120)
+    nodes = {"a": m.Categorical(2), "b": m.Categorical(3), **normals("uwvt")}
+    said = notes([("a", "v"), ("b", "v"), ("u", "t"), ("w", "t"), ("u", "w")], nodes, table)
+    linear, floor, slopes = said
+    assert floor.startswith("the scale of 'v' where a = hot, b = y is at its floor, ")
+    assert floor.endswith(": its rows there are as good as equal. floor= of its mechanism sets another")
+    assert linear.startswith("the scale of 'w' is at its floor, ")
+    assert "the weight of 't' on 'u', weight of 't' on 'w': moved together, they leave" in slopes
+
+
+@pytest.mark.parametrize(("rows", "said"), [(89, True), (90, False)])
+def test_tables_that_rows_cannot_fill_are_named_with_the_terms_that_say_less(rows, said):
+    rng = np.random.default_rng(8)
+    table = pd.DataFrame(
+        {
+            "a b": rng.choice(["x", "y", "z"], rows),
+            "s": rng.integers(1, 4, rows),
+            "t": rng.choice([False, True], rows),
+            "y": rng.choice(["no", "yes"], rows),
+        }
+    )
+    graph = otp.Graph([(name, "y") for name in table.columns[:3]])
+    sizes = {"a b": 3, "s": 3, "t": 2, "y": 2}
+    result = otp.fit(otp.Model(graph, {name: m.Categorical(size) for name, size in sizes.items()}), table)
+    wanted = (
+        f"'y' has a table with a row for each of 18 joint states of its parents, from {rows} rows of data: most are "
+        "told by few or none. terms='C(`a b`) + scores(s) + C(t)', weight=otp.ridge(2.0) has an effect of each parent "
+        "instead"
+    )
+    assert any(one.startswith(wanted) for one in result.notes) == said
+    assert ("pseudo-counts: one row in all on y.probs" in result.summary().facts.get("priors", "")) == said

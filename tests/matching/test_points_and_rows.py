@@ -87,7 +87,7 @@ def test_paths_are_compared_by_all_their_windows_beside_what_else_a_row_shows():
     assert model.shape == (1, 3 * 32, 4)  # a path is three windows, but there are at least 32 of them
     np.testing.assert_allclose(weight, 1 / 96)
     two = {"x": m.Simulator(walk, {"drift": otp.start(0.0)}, Real(4), noise=4, path=True), "y": node}
-    with pytest.raises(ModelError, match="the same number of steps to be compared; got {'x': 4, 'y': 5}"):
+    with pytest.raises(ModelError, match=r"the same number of steps to be compared; got {'x': 4, 'y': 5}"):
         started(otp.Model(otp.Graph([], nodes=["x", "y"]), two), {"x": y[:, :4], "y": y}, otp.transport())
 
 

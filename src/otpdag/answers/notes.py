@@ -147,13 +147,14 @@ def notes_on_groups(fitted: Fitted, column: str | None, lengths: Tensor) -> list
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def notes_on_rows(fitted: Fitted, batch: Batch, flat: Sequence[FlatDirection]) -> list[str]:
+def notes_on_rows(fitted: Fitted, batch: Batch, flat: Sequence[FlatDirection], rows: int) -> list[str]:
     """Logits that separate their categories, parameters that are not determined, dependence that the graph denies.
 
     Args:
         fitted: The model.
-        batch: Rows that it was fitted to.
+        batch: Rows that it was fitted to, or some of them; rows that are alike may be one.
         flat: What the rows do not notice.
+        rows: How many rows the table has.
     """
     logits = (n for n, one in fitted.structure.mechanisms.items() if isinstance(one, Categorical) and not one.is_table)
     separated = [node for node in logits if _is_separated(fitted, node, batch)]
@@ -162,7 +163,7 @@ def notes_on_rows(fitted: Fitted, batch: Batch, flat: Sequence[FlatDirection]) -
         "Leave a parent out, merge categories, or fix a slope"
         for node in separated
     ]
-    notes += _notes_on_tables(fitted, batch.rows)
+    notes += _notes_on_tables(fitted, rows)
     notes += _notes_on_identification(fitted, flat, separated)
     return notes + _notes_on_independence(fitted, batch)
 
