@@ -66,7 +66,7 @@ DROPPED_CALLS = frozenset({"abs", "clamp", "flip", "sort", "exp", "log", "sqrt",
 NOT_RESULTS = ("strict", "repr", "stacklevel")
 """Arguments that change no result: ``zip(strict=)``, a guard against our own bugs, what a field shows of itself, the
 line that a warning names."""
-SEEDS_AND_THREADS = ("manual_seed", "default_rng", "SeedSequence", "bounded_threads", "set_num_threads")
+SEEDS_AND_THREADS = ("manual_seed", "default_rng", "SeedSequence", "at_work", "set_num_threads")
 """Calls whose arguments are left alone: any seed is as good as another, and so is any number of threads."""
 
 

@@ -23,7 +23,7 @@ from otpdag.learned.algorithm import Drawn
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
 from otpdag.mechanisms.parameters import Parameter
 from otpdag.model import Model
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.settings import Objective
 from otpdag.spaces import Count, Space
 
@@ -122,7 +122,7 @@ class CodePrior(ModelEstimator):
             raise DataError(f"`temperature` must be above 0; got {temperature}")
         generator = torch.Generator().manual_seed(seed)
         uniform = torch.rand(n, mechanism.positions, generator=generator, dtype=torch.float64)
-        with bounded_threads(min(n, ROWS_AT_ONCE) * mechanism.width):
+        with at_work(min(n, ROWS_AT_ONCE) * mechanism.width):
             drawn = [mechanism.draw(params, rows, temperature) for rows in uniform.split(ROWS_AT_ONCE)]
         return np.asarray(torch.cat(drawn).numpy(), dtype=np.int64)
 
@@ -130,7 +130,7 @@ class CodePrior(ModelEstimator):
         """Log-probability of each vector of codes, in nats."""
         mechanism, params = self._network
         held = torch.as_tensor(checked_codes(codes, self.n_codes, mechanism.positions))
-        with torch.no_grad(), bounded_threads(min(held.numel(), ROWS_AT_ONCE * held.shape[1]) * mechanism.n_codes):
+        with torch.no_grad(), at_work(min(held.numel(), ROWS_AT_ONCE * held.shape[1]) * mechanism.n_codes):
             parts = [mechanism.row_log_prob(params, rows) for rows in held.split(ROWS_AT_ONCE)]
         return np.asarray(torch.cat(parts).double().numpy())
 

@@ -22,7 +22,7 @@ from otpdag.engine.method import Method, entropic
 from otpdag.engine.search import Searcher, SearchSchedule, restart_seed, search
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.problem import LossTerms, Minibatched, Problem, WrappedProblem, split_theta
 from otpdag.settings import ClosedForm
 from otpdag.structure import Structure, columns_of, pack, unpack
@@ -140,7 +140,7 @@ def fit_data_sets(
     problem = HeldProblem(_problem(layout, batch, method, seed, owners), _free_columns(layout, frozen))
     own = sum(math.prod(shape) for shape in split_theta(layout.shapes)[0].values())
     visited = [points[:, :own]]
-    with bounded_threads(batch.rows * len(owners)):
+    with at_work(batch.rows * len(owners)):
         searcher = Searcher(method.optimiser, seed, trace=lambda point: visited.append(point[:, :own].clone()))
         ended = search(problem, points, SearchSchedule(short_steps=0, moves=0), searcher, owners.tolist())
     visited[-1] = torch.stack([one.point[:own] for one in ended.restarts])  # the last steps may have been averaged

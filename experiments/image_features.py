@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 
 
 class Classifier(nn.Module):
@@ -66,7 +66,7 @@ def train_judge(
     names, targets = np.unique(labels, return_inverse=True)
     order = np.random.default_rng([seed, 1]).permutation(len(images))
     held, kept = np.split(order, [len(order) // 10])
-    with torch.random.fork_rng(devices=[]), bounded_threads(1):
+    with torch.random.fork_rng(devices=[]), at_work(1):
         torch.manual_seed(seed)
         network = Classifier(images.shape[-1], len(names))
         _descend(network, images[kept], targets[kept], epochs=epochs, batch=batch, rate=rate, seed=seed)

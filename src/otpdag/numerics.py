@@ -14,14 +14,16 @@ Also joint states of several categories, tensors with a replica axis, and thread
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -253,11 +255,13 @@ _allowed: ContextVar[int] = ContextVar("threads that torch had before they were 
 
 
 @contextmanager
-def bounded_threads(elements: int) -> Iterator[None]:
-    """Use one thread for small tensors: waking a second one costs more than it saves.
+def at_work(elements: int) -> Iterator[None]:
+    """Use one thread for small tensors, and keep the memory of those that are freed.
 
-    What has several large pieces may still share them out, :func:`in_order`.
+    Waking a second thread costs more than it saves; what has several large pieces may still share them out,
+    :func:`in_order`.
     """
+    _keep_freed_memory()
     before = torch.get_num_threads()
     outer = _allowed.set(max(before, _allowed.get()))
     torch.set_num_threads(before if elements >= ELEMENTS_WORTH_A_THREAD else 1)
@@ -268,11 +272,25 @@ def bounded_threads(elements: int) -> Iterator[None]:
         _allowed.reset(outer)
 
 
+@cache
+def _keep_freed_memory() -> None:
+    """Let the GNU C library keep up to 64 MB of what is freed, for the next tensor.
+
+    Otherwise it may return the pages of each tensor of some megabytes at once, and to be given them anew takes longer
+    than the arithmetic. Its own rule comes to the same values as soon as a program frees 32 MB in one piece.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # of malloc.h
+    with suppress(AttributeError, OSError, TypeError):
+        set_option = ctypes.CDLL(None).mallopt
+        set_option(mmap_threshold, 32 << 20)
+        set_option(trim_threshold, 64 << 20)
+
+
 def in_order(tasks: Iterable[Callable[[], T]]) -> Iterator[T]:
     """Results of tasks in their order, each by one thread, as many at a time as torch had threads before a fit.
 
     Every result is the one that a single thread would find, to the last digit; at most one task more than there are
-    threads is held. Elsewhere than within :func:`bounded_threads` one task follows another.
+    threads is held. Elsewhere than within :func:`at_work` one task follows another.
 
     >>> list(in_order([lambda: 1, lambda: 2, lambda: 3]))
     [1, 2, 3]

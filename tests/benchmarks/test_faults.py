@@ -74,7 +74,7 @@ def test_texts_errors_and_annotations_are_left_alone():
     assert changes("z: int = field(repr=False)") == []
     assert changes("z = torch.Generator().manual_seed(3)") == []
     assert changes("z = np.random.default_rng([seed + 1, 7])") == []
-    assert changes("with bounded_threads(1):\n    z = 2") == ["2 -> 3"]
+    assert changes("with at_work(1):\n    z = 2") == ["2 -> 3"]
 
 
 def test_mutants_are_drawn_by_the_seed_and_differ_from_the_file_in_one_place():

@@ -42,7 +42,7 @@ from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Buffered, Family, buffers_of
 from otpdag.mechanisms.predictor import Censorable
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral, ancestral_sequences, batch_of
 from otpdag.structure import Naturals, Structure, columns_of
@@ -110,7 +110,7 @@ class Question:
         return moves
 
     def _summed(self, naturals: Naturals, layout: Layout) -> Belief:
-        with bounded_threads(0):
+        with at_work(0):
             if self.structure.mechanisms[self.node].space.is_discrete:
                 return Belief(state_probabilities(naturals, layout, self.node))
             return Belief(*node_moments(naturals, layout, self.node))
@@ -260,7 +260,7 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     fitted.check_densities("an explanation")
     categories = [node for node, m in structure.mechanisms.items() if m.space.is_discrete]
     layout = lay_out_within(structure, batch, BUDGET, keep=categories)
-    with bounded_threads(0):
+    with at_work(0):
         states, log_density = likeliest_states(fitted.naturals, layout)
     explained = Batch(
         {**batch.values, **{node: value.unsqueeze(0) for node, value in states.items()}},

@@ -38,7 +38,7 @@ from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Between, Parameter
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.numerics import bounded_threads, first_connected
+from otpdag.numerics import at_work, first_connected
 from otpdag.problem import Problem, RowObjective, TableRows, Units, apart, curvature, differences
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack, parameter_places, unpack
@@ -172,7 +172,7 @@ def likely_points(problem: Units, point: Tensor, known: Information, draws: int,
     tail = torch.randn(many, HEAVY, generator=generator, dtype=values.dtype).square().mean(1, keepdim=True)
     heavy = noise / tail.sqrt()
     density = -0.5 * (HEAVY + int(told.sum())) * (1 + heavy[:, told].square().sum(1) / HEAVY).log()
-    with torch.no_grad(), bounded_threads(problem.rows):
+    with torch.no_grad(), at_work(problem.rows):
         laid_out, parts = problem.laid_out_for(point), (point + heavy @ ahead).split(draws)
         losses = torch.cat([laid_out.loss(part).total.expand(len(part)) for part in parts])
     weight = (-problem.unit_mass.sum() * losses - density).nan_to_num(nan=-torch.inf).softmax(0)
@@ -191,7 +191,7 @@ def information_at(problem: Problem, point: Tensor, errors: Errors = "informatio
             f"standard errors need a matrix of all {point.shape[1]} parameters; at most {most} are "
             "supported: use errors='bootstrap'"
         )
-    with bounded_threads(problem.rows):
+    with at_work(problem.rows):
         joined = _joined(problem) if isinstance(problem, TableRows) else None
         second = problem.unit_mass.sum() * curvature(problem.laid_out_for(point).loss, point, joined=joined)
         moves = _flat_moves(problem, point)

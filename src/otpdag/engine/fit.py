@@ -51,7 +51,7 @@ from otpdag.errors import (
 from otpdag.files import as_path
 from otpdag.matching.transport_rows import TransportRows
 from otpdag.model import Model
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.problem import Problem, Units
 from otpdag.structure import Structure, unpack
 
@@ -151,7 +151,7 @@ def fit(
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
     plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
     work = kind.work(plan.method)
-    bounded = nullcontext() if work is None else bounded_threads(work)
+    bounded = nullcontext() if work is None else at_work(work)
     listening = stopping.listening(to_terminate=checkpoint is not None)
     with listening, bounded, Monitor(show=progress, callbacks=callbacks, stopping=stopping) as monitor:
         searcher = Searcher(plan.method.optimiser, seed, monitor)

@@ -51,7 +51,7 @@ from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
 from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_share, listed
 from otpdag.matching.both_sides import both_sides
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
 from otpdag.progress import shown_while_running
 
@@ -486,7 +486,7 @@ def _one_chunk(
     total = max(round(float(base.sum())), 2)
     counts = generator.multinomial(total, base / base.sum(), size=draws)
     factors = torch.as_tensor(np.divide(counts, base, out=np.zeros(counts.shape), where=base > 0))
-    with bounded_threads(1):
+    with at_work(1):
         points, settled = point.repeat(draws, 1), torch.zeros(draws, dtype=torch.bool)
         if spread is not None:
             points, settled = _by_newton(problem, points, factors, spread)

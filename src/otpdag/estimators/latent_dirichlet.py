@@ -29,7 +29,7 @@ from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
 from otpdag.likelihood.topic_shares import SMALLEST, Cells, Shares, batches, even_shares, infer_shares
 from otpdag.mechanisms import Dirichlet, Multinomial
 from otpdag.model import Model
-from otpdag.numerics import Array, bounded_threads
+from otpdag.numerics import Array, at_work
 
 Counts = sp.sparse.csr_array
 
@@ -182,7 +182,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             return self
         self._words = self._words + np.asarray(counts.sum(0)).ravel()
         before, self._seen = self._seen, self._seen + counts.shape[0]
-        with bounded_threads(1):
+        with at_work(1):
             if isinstance(self._problem, PairProblem):
                 self._read_topics(self._with_pairs(self._problem, counts))
             elif isinstance(self._problem, TopicProblem):
@@ -314,7 +314,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """Batches of documents with their shares, which are inferred to the end."""
         prior = self._problem.sweeps.prior if isinstance(self._problem, TopicProblem) else None
         potentials, alpha = self._state.potentials(prior), torch.from_numpy(self.alpha_).float()
-        with bounded_threads(1):
+        with at_work(1):
             for batch in batches(counts, self.batch_size):
                 start = even_shares(batch, alpha)
                 yield batch, infer_shares(batch, potentials, alpha, start, steps=steps, tolerance=tolerance)

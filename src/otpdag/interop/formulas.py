@@ -38,7 +38,7 @@ from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import Tied, start, tie
 from otpdag.mechanisms.terms import FUNCTIONS, evaluated, is_computable, names_in, parsed
 from otpdag.model import Model
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.problem import Problem
 from otpdag.structure import Naturals
 
@@ -490,7 +490,7 @@ def formula_estimates(
     def listed(flat: Tensor) -> Tensor:
         return _numbers(formulas, problem, problem.naturals(flat.unsqueeze(0)))
 
-    with bounded_threads(0):  # these matrices are small
+    with at_work(0):  # these matrices are small
         slopes = torch.autograd.functional.jacobian(listed, point[0]).detach()
     error = delta_errors(slopes, information.covariance).numpy()
     free = slopes.abs().amax(-1).numpy() > 1e-9  # what is given moves by rounding only

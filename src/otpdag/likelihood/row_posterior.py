@@ -19,7 +19,7 @@ from otpdag.likelihood.elimination.layout import Layout, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.mechanisms.base import Noise
 from otpdag.noise import draw_noise
-from otpdag.numerics import bounded_threads
+from otpdag.numerics import at_work
 from otpdag.structure import Naturals, Structure
 
 BUDGET = EliminationOptions(48, 96, largest_table=2**23)  # twice the points of a fit
@@ -82,13 +82,13 @@ def log_likelihood(fitted: Fitted, batch: Batch) -> Tensor:
     return log_likelihoods(fitted, batch)[0]
 
 
-@bounded_threads(0)
+@at_work(0)
 def log_likelihoods(fitted: Fitted, batch: Batch) -> Tensor:
     """Those of all replicas (R, N)."""
     return torch.cat([log_evidence(fitted.naturals, layout) for _, layout in _layouts(fitted, batch)], -1)
 
 
-@bounded_threads(0)
+@at_work(0)
 def state_probabilities(fitted: Fitted, batch: Batch, node: str) -> Tensor:
     """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
     fitted.check_densities("state probabilities")
@@ -96,7 +96,7 @@ def state_probabilities(fitted: Fitted, batch: Batch, node: str) -> Tensor:
     return torch.cat([posterior.state_probabilities(fitted.naturals, layout, node) for _, layout in layouts])
 
 
-@bounded_threads(0)
+@at_work(0)
 def posterior_draws(
     fitted: Fitted, batch: Batch, draws: int, seed: int, *, stratified: bool = False
 ) -> dict[str, Tensor]:

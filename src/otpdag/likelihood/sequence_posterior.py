@@ -22,7 +22,7 @@ from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, 
 from otpdag.likelihood.chain_messages import filtered, marginals
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.unrolled import has_unknown_parents, window_draws, window_log_likelihood
-from otpdag.numerics import Array, bounded_threads
+from otpdag.numerics import Array, at_work
 from otpdag.simulation import draw
 from otpdag.structure import Structure, lag_name
 
@@ -111,7 +111,7 @@ def log_likelihood(fitted: Fitted, batch: SequenceBatch, seed: int = 0, particle
         return window_log_likelihood(fitted, batch)
     if not fitted.structure.hidden_numbers:
         return smooth(fitted, batch).log_likelihood
-    with bounded_threads(1):
+    with at_work(1):
         return filter_particles(fitted, batch, particles, torch.Generator().manual_seed(seed)).log_likelihood
 
 
@@ -128,7 +128,7 @@ def fill_in(
     if has_unknown_parents(structure, batch):
         return _fill_windows(fitted, batch, draws, generator)
     if structure.hidden_numbers:
-        with bounded_threads(1):
+        with at_work(1):
             forward = filter_particles(fitted, batch, particles, generator)
             values = draw_paths(fitted, batch, forward, draws, generator)
         known = structure.graph.hidden
