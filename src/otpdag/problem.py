@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, random_part
+from otpdag.data import Batch
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.noise import Streams
 from otpdag.settings import ClosedForm, Objective
@@ -301,6 +302,17 @@ class Problem(ABC):
         return self.structure.naturals(split_point(point, self.shapes)[0])
 
 
+class Batched(Problem):
+    """A problem of rows that are at hand."""
+
+    batch: Batch | SequenceBatch
+
+    @property
+    def rows(self) -> int:
+        """Rows of the table, or steps of all sequences."""
+        return self.batch.rows
+
+
 @runtime_checkable
 class Minibatched(Protocol):
     """A problem that is drawn anew in every step."""
@@ -397,7 +409,7 @@ class RowObjective:
 LayOut = Callable[..., Units]  # lays a `batch` out for the same objective, by a `seed`
 
 
-class TableRows(Units):
+class TableRows(Batched, Units):
     """Rows of a table, whatever is done with them.
 
     Attributes:
@@ -408,11 +420,6 @@ class TableRows(Units):
     batch: Batch
     seed: int
     route: ClassVar[str] = ""
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.batch.rows
 
     @property
     def weight(self) -> Tensor:
@@ -437,8 +444,7 @@ class SummedRows(TableRows):
 
     def row_by_row(self, rows: int) -> Units:
         """So many of the rows, looked at one by one."""
-        part = random_part(self.rows, rows, self.seed)
-        return self.in_rows(batch=self.batch if part is None else self.batch.take(part), seed=self.seed)
+        return self.in_rows(batch=self.batch.part(rows, self.seed), seed=self.seed)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""

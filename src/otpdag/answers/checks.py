@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.data.batch import random_part
 from otpdag.data.sequences import SequenceBatch, part_of
 from otpdag.likelihood import grouped_rows, row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
@@ -78,8 +77,7 @@ def node_checks(fitted: Fitted, batch: Batch | SequenceBatch, *, seed: int, most
     if isinstance(batch, SequenceBatch):
         batch = part_of(batch, most, seed, piece=int(batch.lengths.max()))
     else:
-        chosen = random_part(batch.rows, most, seed=seed)
-        batch = batch if chosen is None else batch.take(chosen)
+        batch = batch.part(most, seed)
     graph, checked = fitted.structure.graph, []
     sides = _sides(fitted, batch, seed)
     rows = _Rows(fitted, batch, {node: side.value for node, side in sides.items()})

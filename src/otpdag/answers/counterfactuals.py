@@ -198,10 +198,7 @@ def _drawn(values: Values) -> Worlds:
 
 def _evidence(batch: Batch, worlds: Worlds, shown: Collection[str]) -> Batch:
     """What the rows of worlds show, with the categories that the worlds differ in."""
-    part = batch.take(worlds.row)
-    told = torch.ones(1, len(worlds.row), 1, dtype=torch.bool)
-    values = {**part.values, **{node: worlds.before[node].unsqueeze(0) for node in shown}}
-    return replace(part, values=values, mask={**part.mask, **dict.fromkeys(shown, told)})
+    return batch.take(worlds.row).showing({node: worlds.before[node].unsqueeze(0) for node in shown})
 
 
 def _predicted(fitted: Fitted, node: str, worlds: Worlds, generator: torch.Generator) -> Worlds:

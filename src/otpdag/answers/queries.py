@@ -262,11 +262,7 @@ def most_probable(fitted: Fitted, batch: Batch, notes: list[str]) -> tuple[dict[
     layout = lay_out_within(structure, batch, BUDGET, keep=categories)
     with at_work(0):
         states, log_density = likeliest_states(fitted.naturals, layout)
-    explained = Batch(
-        {**batch.values, **{node: value.unsqueeze(0) for node, value in states.items()}},
-        {**batch.mask, **{node: torch.ones(1, batch.rows, 1, dtype=torch.bool) for node in states}},
-        batch.weight,
-    )
+    explained = batch.showing({node: value.unsqueeze(0) for node, value in states.items()})
     known = with_nodes_set(fitted, shown=tuple(states))
     values = dict(states)
     for node in structure.graph.nodes:

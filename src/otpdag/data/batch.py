@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
@@ -98,6 +98,11 @@ class Batch:
 
         return self._map(gathered).widened()
 
+    def part(self, rows: int | Tensor, seed: int) -> Batch:
+        """The rows that are given, or so many at random; the batch itself if all are wanted."""
+        part = random_part(self.rows, rows, seed)
+        return self if part is None else self.take(part)
+
     def first(self, rows: int) -> Batch:
         """The first rows, or all if there are no more: views, no copies.
 
@@ -114,6 +119,11 @@ class Batch:
         """The same rows, which do not show a node."""
         values, mask = ({name: own for name, own in held.items() if name != node} for held in (self.values, self.mask))
         return Batch(values, mask, self.weight)
+
+    def showing(self, shown: Mapping[str, Tensor]) -> Batch:
+        """The same rows, which show these categories and single numbers (1, N, width), too."""
+        seen = {node: torch.ones_like(value[..., :1], dtype=torch.bool) for node, value in shown.items()}
+        return Batch({**self.values, **shown}, {**self.mask, **seen}, self.weight)
 
     def widened(self) -> Batch:
         """One-hot vectors that are bytes as floating ones; the batch itself where there are none."""

@@ -414,9 +414,7 @@ class TableData(DataKind):
 
         Its optima are found in a fraction of a step's time of transport, and near each other where the model is right.
         """
-        method, batch = likelihood(), self.batch.widened()
-        part = random_part(batch.rows, LIKELY_ROWS, seed)
-        rows = batch if part is None else batch.take(part)
+        method, rows = likelihood(), self.batch.widened().part(LIKELY_ROWS, seed)
         about = RowObjective(layout.structure, layout.shapes, method.objective, ClosedForm())
         problem, searcher = row_problem(about, rows, seed), Searcher(method.optimiser, seed)
         starts = self.starts(layout, problem, seed, range(super().restarts(method)))
@@ -435,8 +433,7 @@ class TableData(DataKind):
         batch = self.batch.to("cpu")
         fitted = self.model.fitted
         notes = notes_on_columns(self.structure, batch) + notes_on_scales(fitted)
-        part = random_part(batch.rows, HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else None
-        batch = batch if part is None else batch.take(part)
+        batch = batch.part(HELD_ROWS, seed=0) if batch.rows >= FROM_ROWS else batch
         problem = ended.problem.base if isinstance(ended.problem, PartitionedProblem) else ended.problem
         flat: list[FlatDirection] = []
         if isinstance(problem, Units) and problem.is_sum and bool(ended.converged[0]):

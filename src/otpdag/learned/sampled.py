@@ -29,7 +29,7 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Parents, abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
 from otpdag.numerics import side_by_side
-from otpdag.problem import LossTerms, WrappedProblem
+from otpdag.problem import Batched, LossTerms, WrappedProblem
 from otpdag.settings import Objective, value_at
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
@@ -77,7 +77,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class DrawnRows(Algorithm1):
+class DrawnRows(Batched, Algorithm1):
     """Rows of a table whose unknown values a learned map draws; every step sees a minibatch."""
 
     structure: Structure
@@ -86,11 +86,6 @@ class DrawnRows(Algorithm1):
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     drawn: Drawn
-
-    @property
-    def rows(self) -> int:
-        """Rows of the table."""
-        return self.batch.rows
 
     def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
         """Every replica has a minibatch of its own."""
@@ -108,7 +103,7 @@ class DrawnRows(Algorithm1):
 
 
 @dataclass(frozen=True)
-class DrawnSteps(Algorithm1):
+class DrawnSteps(Batched, Algorithm1):
     r"""Steps of sequences, whose hidden values a learned map draws from their own cells (Appendix C.2).
 
     The model makes a step from what was drawn of those before it, so that the transition is held to draws of
@@ -121,11 +116,6 @@ class DrawnSteps(Algorithm1):
     shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     drawn: Drawn
-
-    @property
-    def rows(self) -> int:
-        """Steps of all sequences."""
-        return self.batch.rows
 
     def steps(self, theta: Theta, phi: Theta, streams: Streams, progress: float) -> Iterator[Step]:
         """The same steps for all replicas: how many of them are first ones must not differ between them."""

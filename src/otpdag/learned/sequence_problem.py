@@ -22,7 +22,7 @@ from otpdag.learned.sequence_map import SequenceDraw, SequenceMap
 from otpdag.likelihood.chain_layout import Block, Chain, Linear, joint_states, one_block, potentials, with_earlier
 from otpdag.likelihood.chain_messages import marginals
 from otpdag.likelihood.chain_problem import expected_log_potential
-from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
+from otpdag.problem import Batched, LossTerms, Pace, Refinement, split_point
 from otpdag.structure import Naturals, Structure, lag_name
 
 
@@ -94,7 +94,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class NumberProblem(Problem):
+class NumberProblem(Batched):
     """Sequences with hidden numbers, whose backward map is learned along with the model.
 
     Attributes:
@@ -118,11 +118,6 @@ class NumberProblem(Problem):
     most_readings: int = 8
     last_loss: float = float("inf")
     small_fall: float = 1e-4
-
-    @property
-    def rows(self) -> int:
-        """Steps of all sequences."""
-        return self.batch.rows
 
     @property
     def pace(self) -> Pace:

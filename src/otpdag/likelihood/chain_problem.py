@@ -39,7 +39,7 @@ from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
 from otpdag.likelihood.swapped_states import Reading
 from otpdag.numerics import Array, in_order
-from otpdag.problem import LossTerms, Units, Updates
+from otpdag.problem import Batched, LossTerms, Units, Updates
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
@@ -98,7 +98,7 @@ class PlacedSteps:
 FEWEST_UNITS = 30  # sequences below which resampling whole ones says little
 
 
-class SequenceUnits(Units):
+class SequenceUnits(Batched, Units):
     """Whole sequences as units, each with the weight of its first step; the loss is that of a step."""
 
     batch: SequenceBatch
@@ -107,11 +107,6 @@ class SequenceUnits(Units):
     @abstractmethod
     def of_sequences(self, batch: SequenceBatch, seed: int) -> Self:
         """The problem of other sequences."""
-
-    @property
-    def rows(self) -> int:
-        """Steps of all sequences."""
-        return self.batch.rows
 
     @cached_property
     def factors(self) -> Tensor:

@@ -42,9 +42,7 @@ def rows_at(structure: Structure, batch: SequenceBatch, places: Tensor) -> Batch
     """All rows at each place (G, K, d) of their group's numbers, place by place: these are further columns."""
     rows = batch.steps.take(torch.arange(batch.rows).repeat(places.shape[1]))
     columns = places[owners(batch)].transpose(0, 1).reshape(1, rows.rows, -1).split(1, -1)
-    shared = dict(zip(structure.shared, columns, strict=True))
-    seen = {node: torch.ones_like(column, dtype=torch.bool) for node, column in shared.items()}
-    return Batch({**rows.values, **shared}, {**rows.mask, **seen}, rows.weight)
+    return rows.showing(dict(zip(structure.shared, columns, strict=True)))
 
 
 def owners(batch: SequenceBatch) -> Tensor:

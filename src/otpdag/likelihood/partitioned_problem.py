@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, random_part
+from otpdag.data import Batch
 from otpdag.data.parts import LocalParts, Parts, Reading
 from otpdag.errors import ModelError
 from otpdag.likelihood.row_problem import route_of, row_problem, rows_along_graph
@@ -166,8 +166,7 @@ class PartitionedProblem(WrappedProblem, Units):
 
 def rows_in_blocks(about: RowObjective, batch: Batch, seed: int) -> Units:
     """Many rows in memory, block by block where sums along the graph would hold what is unknown of all at once."""
-    chosen = random_part(batch.rows, HELD_ROWS, seed)
-    sample = batch if chosen is None else batch.take(chosen)
+    sample = batch.part(HELD_ROWS, seed)
     has_gaps = bool(about.structure.graph.hidden) or not all(bool(seen.all()) for seen in batch.mask.values())
     if has_gaps and about.weights.is_sum_over_rows and route_of(about, sample) is rows_along_graph:
         begins = range(0, batch.rows, BLOCK_ROWS)

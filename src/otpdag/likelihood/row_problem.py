@@ -23,7 +23,7 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, random_part
+from otpdag.data import Batch
 from otpdag.likelihood.elimination.evidence import (
     Counts,
     complete_sums,
@@ -295,8 +295,8 @@ class GraphProblem(TableRows):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
         """Fewer rows."""
-        part = random_part(self.rows, rows, self.seed)
-        return self if part is None else self._of(self.batch.take(part))
+        part = self.batch.part(rows, self.seed)
+        return self if part is self.batch else self._of(part)
 
     def laid_out_for(self, points: Tensor) -> Self:
         """Place the points of numbers and counts where the posteriors of these replicas are."""

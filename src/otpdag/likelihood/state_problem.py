@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, random_part
+from otpdag.data import Batch
 from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states, maximised_hidden
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
@@ -334,8 +334,8 @@ class StateProblem(ReadStates, SummedRows):
         if not isinstance(rows, Tensor):
             parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())
             rows = max(rows, self.rows_for_each_parameter * parameters)
-        part = random_part(self.rows, rows, self.seed)
-        return self if part is None else replace(self, batch=self.batch.take(part))
+        part = self.batch.part(rows, self.seed)
+        return self if part is self.batch else replace(self, batch=part)
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from otpdag.data import Batch, random_part
+from otpdag.data import Batch
 from otpdag.divergences import SlicedWasserstein
 from otpdag.errors import ModelError, listed
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
@@ -201,8 +201,7 @@ class TransportRows(TableRows):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TransportRows:
         """Fewer rows, and fewer points if ``coarse``."""
-        part = random_part(self.rows, rows, self.seed)
-        batch = self.batch if part is None else self.batch.take(part)
+        batch = self.batch.part(rows, self.seed)
         columns, direct = len(self.columns.places), self.direct
         if coarse:
             direct = replace(direct, points=max(1, direct.size(columns) // 4))

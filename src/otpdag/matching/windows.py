@@ -25,7 +25,7 @@ from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_stat
 from otpdag.matching.model_points import ModelPoints, even_noise, even_share
 from otpdag.matching.transport_cost import Columns, ComparedRows, directions
 from otpdag.matching.transport_rows import FEWEST_EFFECTIVE
-from otpdag.problem import LossTerms, Pace, Problem, Refinement
+from otpdag.problem import Batched, LossTerms, Pace, Refinement
 from otpdag.settings import Direct
 from otpdag.structure import Structure
 
@@ -44,7 +44,7 @@ class Stratum:
 
 
 @dataclass(frozen=True)
-class TransportWindows(Problem):
+class TransportWindows(Batched):
     """Sequences as windows of a few steps, compared with the model's own windows.
 
     Attributes:
@@ -62,11 +62,6 @@ class TransportWindows(Problem):
     paths: Tensor
     points: tuple[ModelPoints, ...]
     strata: tuple[Stratum, ...]
-
-    @property
-    def rows(self) -> int:
-        """Steps of all sequences."""
-        return self.batch.rows
 
     def loss(self, point: Tensor) -> LossTerms:
         """The transport cost, each stratum by its share of the windows."""
