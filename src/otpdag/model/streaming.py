@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,20 +41,18 @@ def impute_to(
     Returns:
         The number of cells that were filled.
     """
-    cells = 0
     parts = _blocks(model, data, 1 if random else check_count("draws", draws))
     types = _types_of_filled(model, parts.dataset)
 
-    def filled(table: pa.Table, frame: pd.DataFrame, number: int) -> pa.Table:
-        nonlocal cells
+    def filled(table: pa.Table, frame: pd.DataFrame, number: int, _first: int) -> tuple[pa.Table, int]:
+        cells = 0
         made = model.impute(frame, seed=seed + number, draws=draws, random=random)
         for name in types.names:
             cells += int((frame[name].isna() & made[name].notna()).sum())
             table = table.set_column(table.schema.get_field_index(name), types.field(name), _cells(made[name], types))
-        return table
+        return table, cells
 
-    _write(_worked_on(parts, filled), out)
-    return cells
+    return int(_worked_on(parts, filled, out)[0])
 
 
 def _types_of_filled(model: Model, dataset: pds.Dataset) -> pa.Schema:
@@ -90,16 +89,12 @@ def posterior_to(model: Model, data: Any, out: str | Path, *, draws: int = 100, 
     Returns:
         The number of rows of the table.
     """
-    rows = 0
 
-    def drawn(table: pa.Table, frame: pd.DataFrame, number: int) -> pa.Table:
-        nonlocal rows
-        frame.index = pd.RangeIndex(rows, rows + len(frame))
-        rows += len(frame)
-        return _as_table(model.posterior(frame, draws=draws, seed=seed + number).reset_index())
+    def drawn(_table: pa.Table, frame: pd.DataFrame, number: int, first: int) -> tuple[pa.Table, int]:
+        frame.index = pd.RangeIndex(first, first + len(frame))
+        return _as_table(model.posterior(frame, draws=draws, seed=seed + number).reset_index()), 0
 
-    _write(_worked_on(_blocks(model, data, check_count("draws", draws)), drawn), out)
-    return rows
+    return _worked_on(_blocks(model, data, check_count("draws", draws)), drawn, out)[1]
 
 
 def score_to(model: Model, data: Any, out: str | Path) -> float:
@@ -108,15 +103,12 @@ def score_to(model: Model, data: Any, out: str | Path) -> float:
     Returns:
         Their mean, as :meth:`Model.score` with ``kind="likelihood"`` has it.
     """
-    total, rows = 0.0, 0
 
-    def scored(table: pa.Table, frame: pd.DataFrame, number: int) -> pa.Table:
-        nonlocal total, rows
+    def scored(_table: pa.Table, frame: pd.DataFrame, _number: int, _first: int) -> tuple[pa.Table, float]:
         losses = row_posterior.log_likelihood(model.fitted, model._encode_partial(frame)).numpy()
-        total, rows = total + float(losses.sum()), rows + len(frame)
-        return _as_table(pd.DataFrame({"log_likelihood": losses.reshape(-1)}))
+        return _as_table(pd.DataFrame({"log_likelihood": losses.reshape(-1)})), float(losses.sum())
 
-    _write(_worked_on(_blocks(model, data, 1), scored), out)
+    total, rows = _worked_on(_blocks(model, data, 1), scored, out)
     return total / rows
 
 
@@ -131,31 +123,36 @@ def _blocks(model: Model, data: Any, draws: int, most: int = 2**21) -> ArrowPart
     return ArrowParts(arrow_dataset(table.data), rows)
 
 
-def _worked_on(parts: ArrowParts, work: Callable[[pa.Table, pd.DataFrame, int], pa.Table]) -> Iterator[pa.Table]:
-    """What becomes of each block; errors that name a row say which block they count in."""
-    first = 0
-    for number, table in enumerate(shown_while_running(parts.tables(), "blocks")):
-        try:
-            yield work(table, parts.frame(table), number)
-        except DataError as error:
-            raise DataError(f"{error} (counted from row {first} of the table)" if first else str(error)) from None
-        first += table.num_rows
+def _worked_on(
+    parts: ArrowParts, work: Callable[[pa.Table, pd.DataFrame, int, int], tuple[pa.Table, float]], out: str | Path
+) -> tuple[float, int]:
+    """Write what becomes of each block, by its number and its first row, to a file that appears when it is complete.
+
+    Errors that name a row say which block they count in.
+
+    Returns:
+        The sum of a number of each block, and how many rows there are.
+    """
+    import pyarrow.parquet as pq
+
+    total, first = 0.0, 0
+    with ExitStack() as opened:
+        writer: pq.ParquetWriter | None = None
+        for number, table in enumerate(shown_while_running(parts.tables(), "blocks")):
+            try:
+                made, own = work(table, parts.frame(table), number, first)
+            except DataError as error:
+                raise DataError(f"{error} (counted from row {first} of the table)" if first else str(error)) from None
+            if writer is None:
+                writer = opened.enter_context(pq.ParquetWriter(opened.enter_context(replacing(out)), made.schema))
+            writer.write_table(made.cast(writer.schema))
+            total, first = total + own, first + table.num_rows
+        if writer is None:
+            raise DataError("data must have at least 1 row; the dataset has 0")
+    return total, first
 
 
 def _as_table(frame: pd.DataFrame) -> pa.Table:
     import pyarrow as pa
 
     return pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata()
-
-
-def _write(blocks: Iterator[pa.Table], out: str | Path) -> None:
-    """Write blocks to a file that appears when it is complete."""
-    import pyarrow.parquet as pq
-
-    first = next(blocks, None)
-    if first is None:
-        raise DataError("data must have at least 1 row; the dataset has 0")
-    with replacing(out) as file, pq.ParquetWriter(file, first.schema) as writer:
-        writer.write_table(first)
-        for table in blocks:
-            writer.write_table(table.cast(first.schema))
