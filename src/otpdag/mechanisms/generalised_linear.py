@@ -233,19 +233,21 @@ class LogLinearCount(GeneralisedLinear):
             share = self.pooled(own, rows, parents, weight).clamp(1e-3, 1 - 1e-3)
         return params | {"zeros": share}
 
-    def _kept(self, params: Params, parents: Parents, at: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """The share of zeros of their own, and the chance that the count itself lets through."""
-        share = self.row_of(params["zeros"], parents, at[0].ndim)
-        if self.extra_zeros == "inflated":
-            return share, torch.ones_like(at[0])
-        return share, -torch.expm1(self.log_density(torch.zeros_like(at[0]), *at).clamp(max=-1e-12))
+    def _kept(
+        self, params: Params, parents: Parents, like: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """The count at these parents, the share of zeros of their own, and the chance that the count lets through."""
+        at = self.at(params, parents, like)
+        share, kept = self.row_of(params["zeros"], parents, at[0].ndim), torch.ones_like(at[0])
+        if self.extra_zeros == "hurdle":
+            kept = -torch.expm1(self.log_density(torch.zeros_like(at[0]), *at).clamp(max=-1e-12))
+        return at, share, kept
 
     def log_prob(self, params: Params, value: Tensor, parents: Parents, mask: Tensor | None = None) -> Tensor:
         """That of the count, or of a zero of its own."""
         if self.extra_zeros is None:
             return super().log_prob(params, value, parents, mask)
-        at = self.at(params, parents, value)
-        share, kept = self._kept(params, parents, at)
+        at, share, kept = self._kept(params, parents, value)
         own = torch.log1p(-share) - torch.log(kept) + self.log_density(value, *at)
         alone = torch.log(share.clamp(min=1e-300))
         none = torch.logaddexp(alone, own) if self.extra_zeros == "inflated" else alone
@@ -255,8 +257,7 @@ class LogLinearCount(GeneralisedLinear):
         """Zeros of their own at the lowest noise, then the count's quantiles."""
         if self.extra_zeros is None:
             return super().forward(params, parents, noise)
-        at = self.at(params, parents, noise)
-        share, kept = self._kept(params, parents, at)
+        at, share, kept = self._kept(params, parents, noise)
         level = (noise - share) / (1 - share)
         return torch.where(level > 0, self.quantile(1 - kept * (1 - level.clamp(0, 1)), *at), 0.0)
 
@@ -264,16 +265,14 @@ class LogLinearCount(GeneralisedLinear):
         """A point between the distribution function just below the count and at it."""
         if self.extra_zeros is None:
             return super().abduct(params, value, parents, uniform)
-        at = self.at(params, parents, value)
-        share, kept = self._kept(params, parents, at)
+        at, share, kept = self._kept(params, parents, value)
         return between(lambda count: share + (1 - share) * (1 - (1 - self.cdf(count, *at)) / kept), value, uniform)
 
     def mean(self, params: Params, parents: Parents) -> Tensor:
         """The mean count times the chance of one."""
         if self.extra_zeros is None:
             return super().mean(params, parents)
-        at = self.at(params, parents)
-        share, kept = self._kept(params, parents, at)
+        at, share, kept = self._kept(params, parents)
         return (1 - share) / kept * torch.exp(at[0])
 
     def on_line(self, value: Tensor) -> Tensor:
@@ -290,7 +289,7 @@ class LogLinearCount(GeneralisedLinear):
         at = self.at(params, parents, noise)
         mean, variance = torch.exp(at[0]), self.variance(*at)
         if self.extra_zeros is not None:
-            share, kept = self._kept(params, parents, at)
+            _, share, kept = self._kept(params, parents, noise)
             counts = (1 - share) / kept
             variance, mean = counts * (variance + mean**2) - (counts * mean) ** 2, counts * mean
         return mean + noise * torch.sqrt(variance)

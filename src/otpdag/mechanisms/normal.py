@@ -43,11 +43,6 @@ def normal_log_density(value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
     return -0.5 * ((value - loc) / scale) ** 2 - torch.log(scale) - LOG_SQRT_2PI
 
 
-def normal_log_tails(standard: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithms of the mass below and above standardised points."""
-    return torch.special.log_ndtr(standard), torch.special.log_ndtr(-standard)
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class Located(Predicted):
     """Shared parts of nodes with a predicted location, normal noise around it, and a floor under its spread."""
@@ -181,7 +176,29 @@ class LocationScale(Located):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class Normal(Censorable, LocationScale):
+class NormalOnLine(Censorable, LocationScale):
+    """A node that is normal on the line where location and scale act."""
+
+    def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """``loc + scale * u``."""
+        return loc + scale * noise
+
+    def log_density(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """Normal log-density on the line."""
+        return normal_log_density(self.on_line(value), loc, scale)
+
+    def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+        """``(x - loc) / scale``, with x on the line."""
+        return (self.on_line(value) - loc) / scale
+
+    def log_tails(self, value: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the normal distribution."""
+        standard = (self.on_line(value) - loc) / scale
+        return torch.special.log_ndtr(standard), torch.special.log_ndtr(-standard)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Normal(NormalOnLine):
     r"""A normal node, linear in its numeric parents, with a mean and a scale for each discrete configuration.
 
     .. math:: x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
@@ -310,25 +327,9 @@ class Normal(Censorable, LocationScale):
         """Unless a network, or terms that bend, predict the location."""
         return self.is_affine
 
-    def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """``loc + scale * u``."""
-        return loc + scale * noise
-
-    def log_density(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Normal log-density."""
-        return normal_log_density(value, loc, scale)
-
-    def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """``(x - loc) / scale``."""
-        return (value - loc) / scale
-
-    def log_tails(self, value: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the normal distribution."""
-        return normal_log_tails((value - loc) / scale)
-
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class LogNormal(Censorable, LocationScale):
+class LogNormal(NormalOnLine):
     r"""A positive node whose logarithm is normal, with the location of a linear predictor.
 
     .. math:: \log x = \mathrm{loc}[\mathrm{pa}] + W^\top \mathrm{pa} + \mathrm{scale}[\mathrm{pa}] \, u,
@@ -364,20 +365,11 @@ class LogNormal(Censorable, LocationScale):
 
     def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """``exp(loc + scale * u)``."""
-        return torch.exp(loc + scale * noise)
+        return torch.exp(super().quantile(noise, loc, scale))
 
     def log_density(self, value: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
         """Normal log-density of the logarithm, less the logarithm itself."""
-        line = self.on_line(value)
-        return normal_log_density(line, loc, scale) - line
-
-    def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """``(log x - loc) / scale``."""
-        return (self.on_line(value) - loc) / scale
-
-    def log_tails(self, value: Tensor, loc: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the normal distribution, of the logarithm."""
-        return normal_log_tails((self.on_line(value) - loc) / scale)
+        return super().log_density(value, loc, scale) - self.on_line(value)
 
     def mean_at(self, line: Tensor, *beside: Tensor) -> Tensor:
         """``exp(loc + scale^2 / 2)``."""

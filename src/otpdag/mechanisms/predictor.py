@@ -596,11 +596,7 @@ class Predicted(Mechanism):
         """What is predicted, and positive tables beside it."""
         shape = self.predictor.rows, self.dim
         tables = {n: Parameter(shape, POSITIVE, getattr(self, n)) for n in self.beside if n not in self.spreads}
-        return self.predictor.parameters() | tables | self.spread_parameters()
-
-    def spread_parameters(self) -> dict[str, Parameter]:
-        """Of tables that are given as formulas, intercepts and slopes."""
-        named: dict[str, Parameter] = {}
+        named = self.predictor.parameters() | tables
         for one in self.spreads.values():
             named |= one.outer(one.predictor.parameters())
         return named
