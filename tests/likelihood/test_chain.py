@@ -297,7 +297,7 @@ def test_what_a_chain_cannot_hold_is_refused():
         laid_out(otp.Model(graph, {"z": m.Categorical(4), "x": m.Normal()}), [np.zeros(10)])
     graph = otp.Graph([otp.lag("z", "z"), ("x", "z"), ("z", "y")], hidden=["z"])
     driven = otp.Model(graph, {"z": m.Categorical(2), "x": m.Given(), "y": m.Normal()})
-    with pytest.raises(otp.DataError, match="node 'x' is Given: its values must not be missing"):
+    with pytest.raises(otp.DataError, match="node 'x' is Given: its cells must not be missing; one is, in row"):
         laid_out(driven, {"x": np.array([[0.0, 1.0, np.nan]]), "y": np.zeros((1, 3))})
 
 

@@ -24,7 +24,7 @@ from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
 from otpdag.data.columns import cell_names
 from otpdag.errors import ModelError
-from otpdag.likelihood.linear_normal import NormalFit, RowGroups, centre_of, structural_equations
+from otpdag.likelihood.linear_normal import NormalFit, RowGroups, grouped_moments, structural_equations
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import is_linear_normal
 from otpdag.mechanisms import Normal
@@ -153,11 +153,8 @@ class _Rows:
 
     @classmethod
     def of(cls, fitted: Fitted, batch: Batch) -> _Rows:
-        structure = fitted.structure
-        widths = {node: structure.mechanisms[node].space.width for node in structure.graph.observed}
-        groups = RowGroups.of(batch, widths)
-        shift = np.array([centre_of(structure, batch, node, cell) for node, cell in groups.cells])
-        return cls(groups, shift, groups.second_moments(batch, shift)[:1])
+        groups, shift, second = grouped_moments(fitted.structure, batch, fitted.structure.graph.observed)
+        return cls(groups, shift, second[:1])
 
     @cached_property
     def together(self) -> NDArray[np.bool_]:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from otpdag.data.batch import distinct_rows
 from otpdag.data.sequences import SequenceBatch
-from otpdag.errors import DataError, ModelError
+from otpdag.errors import ModelError
 from otpdag.mechanisms.base import fitted_to_rows
 from otpdag.numerics import joint_codes
 from otpdag.structure import Naturals, Structure, lag_name
@@ -303,9 +303,7 @@ def _check_supported(structure: Structure, batch: SequenceBatch) -> None:
     for node in structure.graph.hidden:
         if not structure.mechanisms[node].space.is_discrete:
             raise ModelError(f"hidden node {node!r} is no category; the chain enumerates categories only")
-    for node in structure.given:
-        if not bool(batch.steps.mask[node].all()):
-            raise DataError(f"node {node!r} is Given: its values must not be missing")
+    structure.check_given(batch.steps.mask)
 
 
 def _missing_parent(structure: Structure, batch: SequenceBatch, node: str) -> bool:

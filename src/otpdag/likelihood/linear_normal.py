@@ -106,7 +106,7 @@ def _seen(batch: Batch, node: str, cell: int) -> NDArray[np.bool_]:
     return batch.mask[node][0, :, min(cell, batch.mask[node].shape[-1] - 1)].numpy()
 
 
-def centre_of(structure: Structure, batch: Batch, node: str, cell: int) -> float:
+def _centre_of(structure: Structure, batch: Batch, node: str, cell: int) -> float:
     """About the mean of what is seen of a column, zero of one that never is: moments about it lose no digits.
 
     It is the centre of the column's units where there are some, which do not depend on the order of rows.
@@ -516,13 +516,18 @@ class MomentProblem(SummedRows):
 def rows_as_moments(about: RowObjective, batch: Batch, seed: int, in_rows: LayOut) -> MomentProblem:
     """Sum rows up."""
     structure = about.structure
-    groups = gap_groups(structure, batch)
-    shift = np.array([centre_of(structure, batch, node, cell) for node, cell in groups.cells])
-    second = groups.second_moments(batch, shift)
+    groups, shift, second = grouped_moments(structure, batch, structure.graph.nodes)
     equations = structural_equations(structure, about.shapes, groups.cells, shift, groups.shown, second)
     return MomentProblem(about, batch, groups, equations, in_rows, seed)
 
 
-def gap_groups(structure: Structure, batch: Batch) -> RowGroups:
-    """Rows that show the same numbers of a model's nodes."""
-    return RowGroups.of(batch, {node: structure.mechanisms[node].space.width for node in structure.graph.nodes})
+def gap_groups(structure: Structure, batch: Batch, nodes: Sequence[str]) -> RowGroups:
+    """Rows that show the same numbers of some nodes."""
+    return RowGroups.of(batch, {node: structure.mechanisms[node].space.width for node in nodes})
+
+
+def grouped_moments(structure: Structure, batch: Batch, nodes: Sequence[str]) -> tuple[RowGroups, Array, Array]:
+    """These groups, a shift (D,), and second moments of the numbers less it (1 or R, G, D + 1, D + 1)."""
+    groups = gap_groups(structure, batch, nodes)
+    shift = np.array([_centre_of(structure, batch, node, cell) for node, cell in groups.cells])
+    return groups, shift, groups.second_moments(batch, shift)

@@ -439,7 +439,7 @@ def reads_moments(about: RowObjective, batch: Batch) -> bool:
         return False
     if not batch.shares_rows or batch.weight.device.type != "cpu":
         return False
-    groups = gap_groups(about.structure, batch)
+    groups = gap_groups(about.structure, batch, about.structure.graph.nodes)
     return len(groups.members) <= min(MOST_GROUPS, max(1, COLUMNS_FOR_EACH_ROW * batch.rows // (len(groups.cells) + 1)))
 
 

@@ -376,9 +376,7 @@ class Summary:
     def _add(self, block: Block) -> None:
         evaluated = self.factors.evaluate(block)
         weight = piece_weights(block, self.weight)
-        log_z = evaluated.log_z
-        counted = torch.where(weight != 0, log_z, 0.0)
-        self.pieces += (weight * counted).sum(-1)
+        self.pieces += weighed(weight, evaluated.log_z)
         beliefs = evaluated.beliefs(weight)
         self._add_tables(block, beliefs)
         self._add_rows(evaluated, beliefs)
