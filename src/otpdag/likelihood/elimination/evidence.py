@@ -494,14 +494,18 @@ def _state_counts(parts: Sequence[Complete], weight: Tensor, family: FamilyView)
 def column_moments(family: FamilyView, rows: WeighedRows, shift: Tensor) -> Tensor:
     """Weighed second moments of a linear normal family's columns less their shift (W,), (R, configurations, W, W)."""
     config, beside = (read(family.mechanism.family, rows.values) for read in (configurations, numeric))
-    value, weight = rows.values[family.node], rows.weight.unsqueeze(-1)
+    value = rows.values[family.node]
     columns = side_by_side([value, *([] if beside is None else [beside]), torch.ones_like(value[..., :1])]) - shift
+    by_column = columns.mT.contiguous()  # products of long rows take a fourth of the time of those of narrow columns
+    weighed = by_column * rows.weight.unsqueeze(1)
+    width = columns.shape[-1]
     if config is None:
-        return ((weight * columns).mT @ columns).unsqueeze(1)
-    if config.shape[-1] < columns.shape[-1]:
-        return torch.einsum("rnc,rni,rnj->rcij", weight * config, columns, columns)
-    products = (weight.unsqueeze(-1) * columns.unsqueeze(-1) * columns.unsqueeze(-2)).flatten(-2)
-    return sums_by_row(config, products).unflatten(-1, (columns.shape[-1],) * 2)
+        return (weighed @ columns).unsqueeze(1)
+    if config.shape[-1] < width:
+        by_config = config.mT.unsqueeze(2) * weighed.unsqueeze(1)
+        return (by_config.flatten(1, 2) @ columns).unflatten(1, (-1, width))
+    products = weighed.unsqueeze(2) * by_column.unsqueeze(1)
+    return sums_by_row(config, products.flatten(1, 2).mT).unflatten(-1, (width, width))
 
 
 # -- the evidence ------------------------------------------------------------------------------------------------------
