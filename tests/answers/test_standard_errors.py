@@ -5,10 +5,12 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import special
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.answers.standard_errors import Information, delta_errors
 from otpdag.errors import ModelError
 from tests.answers.regression_tables import regression_table
 
@@ -202,3 +204,49 @@ def test_a_group_without_events_is_bounded_from_above():
     assert (present["lower"], present["upper"]) == (0.0, pytest.approx(1 - 0.1 ** (1 / empty), rel=1e-5))
     assert (absent["lower"], absent["upper"]) == (pytest.approx(0.1 ** (1 / empty), rel=1e-6), 1.0)
     assert {rate["note"], absent["note"], present["note"]} == {"at the edge"}
+
+
+# -- what information tells --------------------------------------------------------------------------------------------
+
+
+def information(values):
+    """Of these curvatures along directions that lean."""
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(len(values), len(values))))[0]
+    return Information(torch.from_numpy(turn @ np.diag(values) @ turn.T))
+
+
+@pytest.mark.parametrize(("flat", "weakest"), [(0.0, 1.0), (1e-9, 1.0), (1e-9, 1e-4), (3e-8, 1e-3), (1e-8, 2e-5)])
+def test_what_no_data_tell_is_told_from_what_they_tell_a_little(flat, weakest):
+    """A number leans towards a flat direction: by a thousandth, what rounding may have turned it by, or a fiftieth."""
+    known = information([3.0, weakest, flat])
+    unit = np.diag(known.matrix) ** -0.5
+    values, vectors = np.linalg.eigh(unit[:, None] * known.matrix.numpy() * unit)
+    assert values[0] < 1e-6 < values[1]
+    alone, found = unit * vectors[:, 0], known.flat[:, 0].numpy()
+    np.testing.assert_allclose(np.abs(found), np.abs(alone) / np.linalg.norm(alone), atol=1e-6)
+    across = np.cross(found, [1.0, 0.0, 0.0])
+    across /= np.linalg.norm(across)
+
+    def untold(own, *leans):
+        return own.untold(torch.from_numpy(np.array([across + lean * found for lean in leans]))).tolist()
+
+    lean = max(1e-3, min(np.sqrt(abs(values[0]) / values[1]), 0.02))
+    assert untold(known, 0.9 * lean, 1.1 * lean, -1.1 * lean) == [False, True, True]
+    assert untold(Information(known.matrix).without(known.flat), 9e-4, 1.1e-3) == [False, True]
+    assert known.untold(torch.zeros(1, 3, dtype=torch.float64)).tolist() == [True]
+
+
+def test_the_covariance_is_the_inverse_and_with_scores_the_sandwich():
+    known = information([4.0, 1.0, 0.25])
+    inverse, scores = np.linalg.inv(known.matrix.numpy()), np.random.default_rng(1).normal(size=(20, 3))
+    np.testing.assert_allclose(known.covariance.numpy(), inverse)
+    robust = Information(known.matrix, torch.from_numpy(scores)).covariance
+    np.testing.assert_allclose(robust.numpy(), inverse @ scores.T @ scores @ inverse)
+    slope = np.array([1.0, -2.0, 0.5])
+    found = delta_errors(torch.from_numpy(slope)[None], robust).item()
+    assert found == pytest.approx(np.linalg.norm(scores @ inverse @ slope))
+
+
+@pytest.mark.parametrize(("lowest", "is_maximum"), [(0.0, True), (-2e-4, True), (-4e-4, False)])
+def test_a_likelihood_that_rises_by_more_than_rounding_has_no_maximum(lowest, is_maximum):
+    assert information([3.0, 1.0, lowest]).is_of_maximum == is_maximum
