@@ -34,6 +34,14 @@ TRUTH = {
         {"log_rate": [[1.0], [3.0]], "dispersion": [[1.0], [3.0]], **SLOPE},
         0.4,
     ),
+    "Exponential": (m.Exponential(), {"log_mean": [[1.0], [-3.0]], **SLOPE}, 0.1),
+    "Weibull": (m.Weibull(), {"log_scale": [[1.0], [-3.0]], "shape": [[0.8], [2.0]], **SLOPE}, 0.2),
+    "Ordinal": (m.Ordinal(4), {"thresholds": [-1.5, 0.5, 1.5], "shift": [[0.4], [-0.4]], **SLOPE}, 0.2),
+    "Ordinal-probit": (
+        m.Ordinal(4, link="probit"),
+        {"thresholds": [-1.5, 0.5, 1.5], "shift": [[0.4], [-0.4]], **SLOPE},
+        0.1,
+    ),
     "Bernoulli": (m.Bernoulli(), {"logits": [[0.5, -0.5], [-1.0, 1.0]], "weight": [[0.6, -0.6]]}, 0.1),
     "Multinomial": (
         m.Multinomial(3, total=10),
