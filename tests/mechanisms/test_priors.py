@@ -159,6 +159,31 @@ def test_bounds_hold_and_leave_what_is_inside(table):
         otp.between(1.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "end"),
+    [(-5.0, None, None), (-1e3, 1e3, None), (1.5, None, 1.5), (None, 0.3, 0.3), (-1.0, 0.3, 0.3)],
+)
+def test_a_slope_at_its_bound_has_no_error_and_one_inside_that_of_a_free_one(low, high, end):
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=200)
+    table = pd.DataFrame({"x": x, "y": 1.0 + 0.8 * x + rng.normal(size=200)})
+    free, bound = (
+        otp.fit(otp.Model(otp.Graph([("x", "y")]), {"x": m.Given(), "y": m.Normal(weight=one)}), table)
+        .summary()
+        .to_frame()
+        .loc["y.weight[x]"]
+        for one in (None, otp.between(low, high))
+    )
+    if end is None:
+        names = ["estimate", "std_error", "lower", "upper"]
+        np.testing.assert_allclose(bound[names].astype(float), free[names].astype(float), rtol=1e-3)
+        assert bound["note"] == ""
+    else:
+        assert bound["estimate"] == pytest.approx(end, abs=1e-3)
+        assert bound[["std_error", "lower", "upper"]].isna().all()
+        assert bound["note"] == "at the edge"
+
+
 def test_a_prior_of_levels_counts_in_mixtures():
     rng = np.random.default_rng(10)
     x = np.r_[rng.normal(-3, 1, 60), rng.normal(5, 1, 60)]
