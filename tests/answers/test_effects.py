@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
@@ -30,6 +31,8 @@ def test_a_linear_effect_and_its_interval_are_those_of_least_squares():
     assert row["std_error"] == pytest.approx(error, rel=1e-4)
     assert row["upper"] - row["effect"] == pytest.approx(1.6448536 * row["std_error"])
     assert "adjusting for z" in str(effect)
+    for values in (pd.Series([0.0, 1.0], index=[7, 3]), torch.tensor([0.0, 1.0])):
+        assert model.effect("t", "y", values=values).table["effect"].iloc[0] == pytest.approx(slope[2], abs=1e-6)
 
 
 def test_an_effect_on_a_category_is_the_back_door_sum():

@@ -92,6 +92,7 @@ def test_a_dataset_a_pattern_and_weights_by_row_are_read_alike(table, folder, in
         for data, weights in [
             (dataset, "share"),
             (str(folder / "*.parquet"), table["share"].to_numpy()),
+            (folder, table["share"].reset_index(drop=True).sample(frac=1, random_state=0)),  # by the rows' numbers
             (folder, "share"),
         ]
     ]

@@ -28,7 +28,7 @@ from pandas.api.types import union_categoricals
 from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
-from otpdag.data.columns import Column, Floats, Schema, as_numbers, to_numpy
+from otpdag.data.columns import Column, Floats, Schema, aligned, as_numbers, to_numpy
 from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, read_cells, read_weights, refuse_empty
 from otpdag.errors import DataError, OtpdagError, check_count, listed
 from otpdag.files import as_path
@@ -461,6 +461,7 @@ def open_table(
     rows = sum(counts)
     if rows < 2:
         raise DataError(f"data must have at least 2 rows; the dataset has {rows}")
+    weights = aligned(weights, pd.RangeIndex(rows), "weights")
     if rows <= table.held_rows:
         frame = pd.concat(list(parts.with_columns(wanted).each(_only, wanted)), ignore_index=True)
         return frame.drop(columns=[column] if column else []), frame[column] if column else weights

@@ -330,6 +330,8 @@ class ModelBase:
             array = array.repeat(cells)
         if array.size not in (cells, rows * cells):
             raise ModelError(f"{argument}[{node!r}] must be one value or one for each of {rows} rows; got {array.size}")
+        if array.ndim > 1 and array.shape != (array.size // cells, cells):
+            raise ModelError(f"{argument}[{node!r}] must be one value or a column of them; got shape {array.shape}")
         table = np.broadcast_to(array.reshape(-1, cells), (rows, cells))
         frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(column.names)}).infer_objects()
         try:

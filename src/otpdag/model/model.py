@@ -336,6 +336,7 @@ class Model(ModelBase):
         if values is None:
             values = self.labels(treatment) if self.spaces[treatment].is_discrete else (0, 1)
         check_choice("path", path, get_args(queries.Path))
+        values = values.tolist() if isinstance(values, pd.Series | Tensor) else values
         cells = self.spaces[treatment].cells
         is_several = isinstance(values, Sequence | np.ndarray) and len(values) >= 2
         if not is_several or np.asarray(values, dtype=object).size != cells * len(values):
