@@ -319,7 +319,7 @@ class FitResult:
         treatment: str,
         outcome: str,
         *,
-        values: Sequence[Any] | None = None,
+        values: Sequence[Any] | pd.Series[Any] | Tensor | None = None,
         on: Mapping[str, Any] | None = None,
         path: Path = "total",
         level: float = 0.95,

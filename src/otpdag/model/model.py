@@ -297,7 +297,7 @@ class Model(ModelBase):
         treatment: str,
         outcome: str,
         *,
-        values: Sequence[Any] | None = None,
+        values: Sequence[Any] | pd.Series[Any] | Tensor | None = None,
         on: Mapping[str, Any] | None = None,
         path: queries.Path = "total",
         data: Table | None = None,
@@ -335,8 +335,9 @@ class Model(ModelBase):
             raise ModelError(f"treatment and outcome must differ; got {treatment!r} for both")
         if values is None:
             values = self.labels(treatment) if self.spaces[treatment].is_discrete else (0, 1)
+        elif isinstance(values, pd.Series | Tensor):
+            values = values.tolist()
         check_choice("path", path, get_args(queries.Path))
-        values = values.tolist() if isinstance(values, pd.Series | Tensor) else values
         cells = self.spaces[treatment].cells
         is_several = isinstance(values, Sequence | np.ndarray) and len(values) >= 2
         if not is_several or np.asarray(values, dtype=object).size != cells * len(values):
