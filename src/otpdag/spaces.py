@@ -144,6 +144,10 @@ class Space(ABC):
         """The value that stands for several draws along an axis."""
         return draws.mean(dim)
 
+    def filled(self, value: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
+        """Values with what is missing drawn."""
+        return torch.where(mask, value, drawn)
+
     # -- comparing columns -----------------------------------------------------------------------------------------
 
     cost: ClassVar[CostKind] = "squared"
@@ -235,6 +239,11 @@ class Interval(_Line, Vector):
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Ends in the wrong order."""
         return np.broadcast_to(cells[..., :1] > cells[..., 1:], cells.shape) | np.isinf(cells)
+
+    def filled(self, value: Tensor, mask: Tensor, drawn: Tensor) -> Tensor:
+        """A cell that lacks an end becomes a number: one end drawn beside the other would be an interval of its own."""
+        number = torch.where(mask.logical_not(), drawn, drawn.flip(-1))
+        return torch.where(mask.all(-1, keepdim=True), value, number)
 
     def example(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Numbers that are known."""

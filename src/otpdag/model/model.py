@@ -636,8 +636,9 @@ class Model(ModelBase):
         batch, index, values = self._drawn(data, 1 if random else draws, seed, partial)
         filled: dict[str, Tensor] = {}
         for node in self.graph.observed:
-            drawn = values[node][:, 0] if random else self.mechanisms[node].space.central(values[node], 1)
-            filled[node] = torch.where(batch.mask[node][0], batch.values[node][0], drawn)
+            space = self.mechanisms[node].space
+            drawn = values[node][:, 0] if random else space.central(values[node], 1)
+            filled[node] = space.filled(batch.values[node][0], batch.mask[node][0], drawn)
         return self._table(filled, index)
 
     def score(
