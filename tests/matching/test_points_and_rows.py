@@ -325,6 +325,24 @@ def test_what_is_matched_of_a_row_with_gaps_is_the_mean_of_its_draws():
     assert chosen.mean() > 0.9
 
 
+@pytest.mark.parametrize("foreign", [0.05, 0.1, 0.15])
+def test_the_least_share_to_leave_out_is_that_of_foreign_rows_and_a_little(foreign):
+    """On average over tables; of the rows of the model's own, a part goes with all that are foreign."""
+    found = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=400)
+        table = pd.DataFrame({"x": x, "y": 1.0 + x + 0.5 * rng.normal(size=400)})
+        table.iloc[: int(400 * foreign)] = rng.normal([3.0, -2.0], 0.1, (int(400 * foreign), 2))
+        model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+        problem, _ = started(model, table, otp.transport(unmatched="auto", points=256))
+        y = {"loc": 1.0, "weight": [[1.0]], "scale": 0.5}
+        found.append(problem.left_out(point_of(problem, {"x": {"loc": 0.0, "scale": 1.0}, "y": y})))
+    least, all_of_it = np.mean([[float(one) for one in pair] for pair in found], axis=0)
+    assert foreign < least < foreign + 0.03
+    assert 0.03 < all_of_it - least < 0.1
+
+
 def test_where_no_density_fills_gaps_directions_have_the_rows_that_show_them():
     rng = np.random.default_rng(11)
     table = pd.DataFrame({"x": rng.normal(size=40), "y": rng.normal(size=40), "w": rng.normal(size=40)})
