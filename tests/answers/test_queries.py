@@ -119,6 +119,47 @@ def test_hidden_nodes_may_be_given_and_joint_queries_follow_the_chain_rule():
     assert joint.index.names == ["k", "y"]
 
 
+@pytest.mark.parametrize("names", [["c", "a"], ["a", "b", "c"], ["b", "c"], ["c", "b", "a"]])
+@pytest.mark.parametrize("do", [{}, {"a": 2}, {"b": 0}])
+def test_joint_probabilities_are_products_of_tables_also_of_impossible_ones(names, do):
+    rng = np.random.default_rng(3)
+    graph = otp.Graph([("a", "b"), ("b", "c"), ("a", "c"), ("c", "d")])
+    model = otp.Model(graph, {"a": m.Categorical(3), "b": m.Categorical(2), "c": m.Categorical(3), "d": m.Bernoulli()})
+    a, b, c = np.array([0.5, 0.0, 0.5]), rng.dirichlet(np.ones(2), 3), rng.dirichlet(np.ones(3), (3, 2))
+    d, c[0, 1] = rng.dirichlet(np.ones(2), 3), [0.0, 1.0, 0.0]
+    tables = {node: {"probs": table} for node, table in zip("abd", (a, b, d), strict=True)}
+    model.set_params({**tables, "c": {"probs": c if model.graph.parents("c") == ("a", "b") else c.swapaxes(0, 1)}})
+    factor_a, factor_b = (
+        (np.eye(3)[do["a"]] if "a" in do else a),
+        (np.tile(np.eye(2)[do["b"]], (3, 1)) if "b" in do else b),
+    )
+    asked = [name for name in names if name not in do]
+    whole = np.einsum("a,ab,abc,cd->abcd", factor_a, factor_b, c, d)[..., 1]
+    other = tuple(place for place, name in enumerate("abc") if name not in asked)
+    law = whole.sum(other) / whole.sum()
+    order = [name for name in "abc" if name in asked]
+    expected = law.transpose([order.index(name) for name in asked]).ravel()
+    found = model.query(asked if len(asked) > 1 else asked[0], given={"d": 1}, do=do)
+    np.testing.assert_allclose(found.to_numpy(), expected, atol=1e-12)
+    if len(asked) > 1:
+        assert list(found.index.names) == asked
+        assert found.sum() == pytest.approx(1.0)
+
+
+def test_joint_questions_of_numbers_of_many_states_and_of_many_rows_are_refused():
+    model = mixed_model()
+    with pytest.raises(ModelError, match="a query of several nodes needs categories; ask for numbers one by one"):
+        model.query(["k", "x"])
+    with pytest.raises(ModelError, match="at most 4096 joint states, of one question"):
+        model.query(["k", "y"], given={"n": [1, 2]})
+    names = [f"n{number}" for number in range(13)]
+    many = otp.Model(otp.Graph([], nodes=names), {name: m.Bernoulli() for name in names})
+    many.set_params({name: {"probs": [0.3, 0.7]} for name in names})
+    assert many.query(names[:12]).iloc[-1] == pytest.approx(0.7**12)
+    with pytest.raises(ModelError, match="at most 4096 joint states"):
+        many.query(names)
+
+
 def network_model(name: str, hidden: tuple[str, ...] = ()) -> tuple[otp.Model, object]:
     if not os.environ.get("OTPDAG_DATA"):
         pytest.skip("set OTPDAG_DATA")

@@ -13,6 +13,8 @@ from otpdag.mechanisms.parameters import (
     REAL,
     SIMPLEX,
     UNIT,
+    Between,
+    Bounded,
     Fixed,
     Floored,
     Parameter,
@@ -33,6 +35,10 @@ def numbers(*values):
         (ABOVE_ONE, numbers(1.001, 2.0, 1e9)),
         (UNIT, numbers(1e-6, 0.3, 1 - 1e-6)),
         (Floored(0.5), numbers(0.6, 1.0, 1e6)),
+        (Between(-2.0, None), numbers(-1.999, 0.0, 1e9)),
+        (Between(None, -2.0), numbers(-2.001, -5.0, -1e9)),
+        (Between(None, 0.0), numbers(-1e-3, -1e9)),
+        (Between(-1.0, 3.0), numbers(-0.999, 0.0, 2.9999)),
         (SIMPLEX, torch.stack([numbers(0.2, 0.3, 0.5), numbers(1e-6, 1e-3, 1 - 1e-6 - 1e-3)])),
     ],
 )
@@ -46,6 +52,8 @@ def test_supports_are_their_formulas():
     raw = numbers(-1.0, 0.5, 2.0)
     torch.testing.assert_close(POSITIVE.natural(raw), raw.exp())
     torch.testing.assert_close(ABOVE_ONE.natural(raw), 1 + raw.exp())
+    torch.testing.assert_close(Between(None, -3.0).natural(raw), -3 - raw.exp())
+    torch.testing.assert_close(Between(-3.0, 5.0).natural(raw), -3 + 8 / (1 + (-raw).exp()))
     torch.testing.assert_close(UNIT.natural(raw), 1 / (1 + (-raw).exp()))
     torch.testing.assert_close(Floored(3.0).natural(raw), (raw.exp() ** 2 + 9).sqrt())
     torch.testing.assert_close(SIMPLEX.natural(raw), raw.exp() / raw.exp().sum())
@@ -140,3 +148,34 @@ def test_what_lies_at_a_floor_comes_back_a_millionth_of_itself_above_it(floor):
     raw = Floored(floor).raw(torch.tensor([floor, 2 * floor], dtype=torch.float64))
     expected = [math.log(1e-6 * floor), math.log(math.sqrt(3) * floor)]
     np.testing.assert_allclose(raw, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (2.0, None), (None, 2.0), (None, -2.0), (0.0, None)])
+def test_bounded_parameters_start_where_they_are_or_well_inside(low, high):
+    value = torch.linspace(-9.0, 9.0, 181, dtype=torch.float64)
+    found, support = Bounded(low, high).inside(value), Between(low, high)
+    reach = 4.0 if None not in (low, high) else 1.0
+    ends = [end for end in (low, high) if end is not None]
+    deep = support.holds(value) & torch.stack([(value - end).abs() > 0.01 * reach for end in ends]).all(0)
+    assert support.holds(found).all()
+    torch.testing.assert_close(found[deep], value[deep])
+    # what lies beyond a bound begins near it, further inside the further it lay beyond, so that slopes do not vanish
+    for end, beyond in (
+        (low, value < (-math.inf if low is None else low)),
+        (high, value > (math.inf if high is None else high)),
+    ):
+        if end is not None and None in (low, high):
+            torch.testing.assert_close((found - end).abs()[beyond], 0.1 * (value - end).abs()[beyond] + 1e-3)
+        elif end is not None:
+            torch.testing.assert_close((found - end).abs()[beyond], torch.full_like(found[beyond], 0.01 * reach))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "name"), [(1.0, None, "above 1"), (None, 2.5, "below 2.5"), (0, 1, "above 0 and below 1")]
+)
+def test_bounds_are_named_and_their_ends_are_outside(low, high, name):
+    support = Between(low, high)
+    assert support.name == f"a number {name}"
+    for end, inside in ((low, 1e-6), (high, -1e-6)):
+        if end is not None:
+            assert support.holds(numbers(end, end + inside, end - inside)).tolist() == [False, True, False]
