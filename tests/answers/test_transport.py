@@ -89,6 +89,40 @@ def test_a_plan_is_pots_and_says_which_cells_would_have_to_move():
     np.testing.assert_allclose(plan.columns["cost"].sum(), plan.costs.sum(axis=1).mean())
 
 
+def test_a_plan_tells_of_each_column_what_chance_would_cost_but_of_no_covariate():
+    """Rows as the model makes them cost what two tables of it do; of others the columns that are off cost more."""
+    rng = np.random.default_rng(2)
+    graph = otp.Graph([("g", "x"), ("h", "x"), ("h", "c")], hidden=["h"])
+    nodes = {"g": m.Given(), "h": m.Normal(), "x": m.Normal(), "c": m.Categorical(2)}
+    model = otp.Model(graph, nodes).set_params(
+        {
+            "h": {"loc": 0.0, "scale": 1.0},
+            "x": {"loc": 0.0, "weight": [3.0, 1.0], "scale": 0.5},
+            "c": {"logits": [0.0, 0.0], "weight": [0.0, 1.0]},
+        }
+    )
+    g = rng.normal(size=400)
+    h = rng.normal(size=400)
+    table = pd.DataFrame({"g": g, "x": 3 * g + h + 0.5 * rng.normal(size=400)}, index=np.arange(400) * 10)
+    table["c"] = (rng.random(400) < 1 / (1 + np.exp(-h))).astype(int)
+    otp.fit(model, table)
+    plan = model.plan(table)
+    assert list(plan.costs.index) == list(table.index)
+    assert set(plan.costs) == set(plan.columns.index) == {"x", "c"}
+    assert set(plan.sources) == {"g", "h", "x", "c"}
+    np.testing.assert_allclose(np.sort(plan.sources["g"]), np.sort(table["g"]))  # samples have the covariates of rows
+    np.testing.assert_allclose(plan.columns["cost"], plan.columns["chance"], atol=0.05)
+    shifted = model.plan(table.assign(x=table["x"] + 2.0 * table["x"].std()))
+    assert shifted.columns.index[0] == "x"
+    assert shifted.columns.loc["x", "cost"] == pytest.approx(2.0, abs=0.2)
+    assert shifted.columns.loc["c", "cost"] < 0.3
+    few = model.plan(table, rows=30, seed=4)
+    assert len(few.costs) == 30
+    assert list(few.costs.index) == sorted(set(few.costs.index)) != list(table.index[:30])
+    assert len(plan.most_moved()) == 10
+    assert plan.most_moved(3).sum(axis=1).tolist() == sorted(plan.costs.sum(axis=1), reverse=True)[:3]
+
+
 def test_cells_that_are_missing_cost_nothing():
     model, table = pair(rows=200)
     gappy = table.mask(np.random.default_rng(1).random(table.shape) < 0.3)
