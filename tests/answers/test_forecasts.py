@@ -83,6 +83,21 @@ def test_parameters_of_few_steps_are_drawn_by_their_likelihood():
     np.testing.assert_allclose(told, stats.chi2(10).ppf([0.1, 0.5, 0.9]), rtol=0.12)
 
 
+@pytest.mark.parametrize("level", [0.6, 0.9])
+def test_an_interval_after_few_steps_is_that_of_a_regression_with_unknown_scale(level):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=13)
+    result = otp.fit(otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()}), pd.DataFrame({"x": x}), seed=0)
+    design, now = np.column_stack([np.ones(12), x[:-1]]), np.array([1.0, x[-1]])
+    slopes, squares, *_ = np.linalg.lstsq(design, x[1:])
+    spread = np.sqrt(squares[0] / 10 * (1 + now @ np.linalg.inv(design.T @ design) @ now))
+    told = result.forecast(pd.DataFrame({"x": x}), 1, level=level, draws=20_000, seed=1).iloc[0]
+    reach = stats.t(10).ppf((1 + level) / 2) * spread
+    assert told["x"] == pytest.approx(slopes @ now, abs=0.1 * spread)
+    assert told["x.upper"] == pytest.approx(slopes @ now + reach, abs=0.1 * spread)
+    assert told["x.lower"] == pytest.approx(slopes @ now - reach, abs=0.1 * spread)
+
+
 def test_a_forecast_by_what_no_data_tell_has_no_interval():
     rng = np.random.default_rng(0)
     x = np.zeros(120)
