@@ -302,10 +302,19 @@ class Problem(ABC):
         return self.structure.naturals(split_point(point, self.shapes)[0])
 
 
+@dataclass(frozen=True, eq=False)
 class Batched(Problem):
-    """A problem of rows that are at hand."""
+    """A problem of rows that are at hand.
 
+    Attributes:
+        structure: Graph and mechanisms.
+        batch: The rows of a table, or sequences.
+        shapes: Of all parameters of a flat point, in their order.
+    """
+
+    structure: Structure
     batch: Batch | SequenceBatch
+    shapes: Mapping[str, tuple[int, ...]]
 
     @property
     def rows(self) -> int:
@@ -409,11 +418,12 @@ class RowObjective:
 LayOut = Callable[..., Units]  # lays a `batch` out for the same objective, by a `seed`
 
 
+@dataclass(frozen=True, eq=False)
 class TableRows(Batched, Units):
     """Rows of a table, whatever is done with them.
 
     Attributes:
-        batch: The rows.
+        seed: Determines which rows are in a part of them.
         route: Which way they are summed; see :mod:`~otpdag.likelihood.row_problem`.
     """
 
@@ -431,6 +441,7 @@ class TableRows(Batched, Units):
         return simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
 
 
+@dataclass(frozen=True, eq=False)
 class SummedRows(TableRows):
     """Rows whose likelihood is read from sums over them.
 

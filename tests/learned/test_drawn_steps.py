@@ -31,7 +31,7 @@ def problem_of(drawn, objective):
     (backward,) = amortized_maps(model.structure, batch.steps, (4,))
     phi = backward.init(1, torch.Generator().manual_seed(1))
     theta = model.structure.raw(model.fitted.naturals)
-    problem = DrawnSteps(model.structure, batch, backward, {}, objective, drawn)
+    problem = DrawnSteps(model.structure, batch, {}, backward, objective, drawn)
     rows = torch.randint(rows, (min(drawn.batch_size, rows),), generator=torch.Generator().manual_seed(SHARED))
     return problem, theta, phi, rows
 

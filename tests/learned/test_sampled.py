@@ -30,7 +30,7 @@ def options(*, eta=0.0, eps=0.0, divergence=None, **drawn):
 
 def terms_of(structure, maps, theta, phi, batch, streams, settings):
     objective, drawn = settings
-    steps = DrawnRows(structure, batch, maps, {}, objective, drawn).steps(theta, phi, streams, 0.0)
+    steps = DrawnRows(structure, batch, {}, maps, objective, drawn).steps(theta, phi, streams, 0.0)
     each = [step.terms(objective.at(0.0), objective.push_forward.divergence, streams) for step in steps]
     return sum(each[1:], each[0])
 

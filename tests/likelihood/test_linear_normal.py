@@ -134,7 +134,7 @@ def grouped():
     batch = Batch(values, mask, torch.ones(1, rows).double())
     structure = Structure.bind(otp.Graph([("x", "y"), ("y", "z")]), nodes)
     problem = by_moments(about(structure), batch, 0)
-    point = 0.3 * torch.as_tensor(rng.normal(size=(2, problem.about.size)))
+    point = 0.3 * torch.as_tensor(rng.normal(size=(2, about(structure).size)))
     return problem.reweighted(torch.as_tensor(rng.uniform(0.5, 2.0, (2, rows)))), point
 
 

@@ -109,7 +109,7 @@ class _Rows:
         self.structure, self.owner = fitted.structure, torch.arange(batch.rows)
         self.weight = torch.ones(batch.rows, 1, dtype=torch.float64)
         if isinstance(batch, SequenceBatch):
-            self.owner = grouped_rows.owners(batch)
+            self.owner = batch.owners
         else:
             self.weight = batch.weight[0].unsqueeze(-1)
         self.units = int(self.owner[-1]) + 1

@@ -36,7 +36,7 @@ from otpdag.graph import Graph
 from otpdag.likelihood.elimination.evidence import moved, on_other_points
 from otpdag.likelihood.elimination.layout import Layout, lay_out_within
 from otpdag.likelihood.elimination.posterior import likeliest_states, node_moments, state_probabilities
-from otpdag.likelihood.grouped_rows import given_shared, owners, placed_shares, rows_at
+from otpdag.likelihood.grouped_rows import given_shared, placed_shares, rows_at
 from otpdag.likelihood.row_posterior import BESIDE, BUDGET, Fitted, posterior_draws
 from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
@@ -184,7 +184,7 @@ def believe_in_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: li
 
 
 def _told_by_groups(fitted: Fitted, batch: SequenceBatch, node: str, notes: list[str]) -> Tensor:
-    structure, owner = fitted.structure, owners(batch)
+    structure, owner = fitted.structure, batch.owners
     at, share = placed_shares(fitted, batch)
     if node in structure.shared:
         return (share * at).sum(1)[owner][:, [structure.shared.index(node)]]

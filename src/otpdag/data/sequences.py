@@ -119,6 +119,11 @@ class SequenceBatch:
         """The row of each sequence's first step."""
         return self.lengths.cumsum(0) - self.lengths
 
+    @property
+    def owners(self) -> Tensor:
+        """The sequence of each row."""
+        return torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+
     @cached_property
     def times(self) -> Tensor:
         """How many steps of its sequence come before each row."""

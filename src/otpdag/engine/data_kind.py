@@ -491,7 +491,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
         compared.check_simulated(places[:1])
         return replace(compared, jumps=compared.subset(START_ROWS, coarse=True).contradicts_slopes(places))
     if isinstance(method.evaluation, Drawn):
-        return DrawnRows(structure, batch.widened(), layout.maps, shapes, objective, method.evaluation)
+        return DrawnRows(structure, batch.widened(), shapes, layout.maps, objective, method.evaluation)
     assert isinstance(method.evaluation, ClosedForm), "checked before"
     about = RowObjective(structure, shapes, objective, method.evaluation)
     if batch.rows >= BLOCKS_FROM:

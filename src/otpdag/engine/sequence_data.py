@@ -201,7 +201,7 @@ class SequenceData(DataKind):
         """A chain of states, windows, draws of hidden numbers, or steps for Adam."""
         structure, shapes, objective = layout.structure, layout.shapes, method.objective
         if isinstance(method.evaluation, Drawn) and isinstance(layout.sequence_map, AmortizedMap):
-            return DrawnSteps(structure, self.batch, layout.sequence_map, shapes, objective, method.evaluation)
+            return DrawnSteps(structure, self.batch, shapes, layout.sequence_map, objective, method.evaluation)
         if objective.direct is not None:
             return transport_windows(structure, self.batch, shapes, objective.direct, seed)
         eps = objective.at(1.0).eps

@@ -80,10 +80,8 @@ class Draw:
 class DrawnRows(Batched, Algorithm1):
     """Rows of a table whose unknown values a learned map draws; every step sees a minibatch."""
 
-    structure: Structure
     batch: Batch
     maps: tuple[AmortizedMap, ...]
-    shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     drawn: Drawn
 
@@ -110,10 +108,8 @@ class DrawnSteps(Batched, Algorithm1):
     neighbouring steps. Draws are those of tables, with earlier values as further columns.
     """
 
-    structure: Structure
     batch: SequenceBatch
     backward: AmortizedMap
-    shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     drawn: Drawn
 

@@ -105,10 +105,8 @@ class NumberProblem(Batched):
         small_fall: A fall of the loss since then that ends readings.
     """
 
-    structure: Structure
     batch: SequenceBatch
     backward: SequenceMap
-    shapes: Mapping[str, tuple[int, ...]]
     eps: float
     seed: int
     steps: Steps
@@ -193,7 +191,7 @@ def number_problem(
     noise = torch.cat([noise, -noise], 1)[:, :, block.rows]
     steps = Steps.of(structure, batch, block, backward.features(batch))
     chain = steps.chain(structure.hidden_categories, noise.shape[1]) if mixed else None
-    return NumberProblem(structure, batch, backward, shapes, eps, seed, steps, noise, chain)
+    return NumberProblem(structure, batch, shapes, backward, eps, seed, steps, noise, chain)
 
 
 def given_draws(naturals: Naturals, steps: Steps, drawn: SequenceDraw, chain: Chain | None) -> tuple[Tensor, Tensor]:

@@ -98,6 +98,7 @@ class PlacedSteps:
 FEWEST_UNITS = 30  # sequences below which resampling whole ones says little
 
 
+@dataclass(frozen=True, eq=False)
 class SequenceUnits(Batched, Units):
     """Whole sequences as units, each with the weight of its first step; the loss is that of a step."""
 
@@ -138,11 +139,11 @@ class SequenceUnits(Batched, Units):
         pieces = self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS)))
         return self.of_sequences(pieces, self.seed)
 
-    def weighed(self, factors: Tensor) -> SequenceBatch:
-        """The sequences with weights multiplied by ``factors`` (R or 1, N)."""
+    def reweighted(self, factors: Tensor) -> Self:
+        """The same sequences with weights multiplied by ``factors`` (R or 1, N)."""
         steps = self.batch.steps
-        weight = steps.weight * factors.to(steps.weight).repeat_interleave(self.batch.lengths, 1)
-        return replace(self.batch, steps=replace(steps, weight=weight))
+        weight = steps.weight * factors.to(steps.weight)[:, self.batch.owners]
+        return replace(self, batch=replace(self.batch, steps=replace(steps, weight=weight)))
 
     def simulated(self, point: Tensor, size: int, seed: int, most_steps: int = 200_000) -> Self:
         """Sequences that the model makes, each as long as a random one of the data, with its gaps and covariates."""
@@ -160,11 +161,7 @@ class ChainProblem(SequenceUnits, ReadStates):
         few_features: Features up to which reading every step anew costs no more than looking up what steps alike say.
     """
 
-    structure: Structure
-    batch: SequenceBatch
-    shapes: Mapping[str, tuple[int, ...]]
     eps: float
-    seed: int
     chain: Chain
     reader: StateReader | None = None
     few_features: int = 8
@@ -294,10 +291,6 @@ class ChainProblem(SequenceUnits, ReadStates):
     def _weight(self) -> Tensor | None:
         return None if bool((self.factors == 1).all()) else self.factors
 
-    def reweighted(self, factors: Tensor) -> ChainProblem:
-        """The same sequences with other weights."""
-        return replace(self, batch=self.weighed(factors))
-
     def unit_losses(self, points: Tensor) -> Tensor:
         """Minus the log-likelihood of a step of each sequence (R, N)."""
         with torch.no_grad():
@@ -319,7 +312,7 @@ def chain_problem(
     if eps == 1.0 and chain.is_uniform:
         values, mask = ({name: one[0] for name, one in held.items()} for held in (chain.values, chain.mask))
         reader = StateReader.of(structure, chain.states, values, mask)
-    return ChainProblem(structure, batch, shapes, eps, seed, chain, reader)
+    return ChainProblem(structure, batch, shapes, seed, eps, chain, reader)
 
 
 def _likeliest(counts: Tensor, log_prior: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ is exact. Elsewhere it is a sum on Gauss-Hermite points around the posterior of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Self
@@ -41,13 +40,8 @@ PLACEMENTS = 12
 def rows_at(structure: Structure, batch: SequenceBatch, places: Tensor) -> Batch:
     """All rows at each place (G, K, d) of their group's numbers, place by place: these are further columns."""
     rows = batch.steps.take(torch.arange(batch.rows).repeat(places.shape[1]))
-    columns = places[owners(batch)].transpose(0, 1).reshape(1, rows.rows, -1).split(1, -1)
+    columns = places[batch.owners].transpose(0, 1).reshape(1, rows.rows, -1).split(1, -1)
     return rows.showing(dict(zip(structure.shared, columns, strict=True)))
-
-
-def owners(batch: SequenceBatch) -> Tensor:
-    """The group of each row."""
-    return torch.arange(len(batch.lengths)).repeat_interleave(batch.lengths)
 
 
 def log_prior(structure: Structure, naturals: Naturals, places: Tensor) -> Tensor:
@@ -142,11 +136,7 @@ class GroupProblem(SequenceUnits):
         at_places: Rows at each place, given what their group shares there.
     """
 
-    structure: Structure
-    shapes: Mapping[str, tuple[int, ...]]
-    batch: SequenceBatch
     about: RowObjective
-    seed: int
     places: Places
     at_places: GraphProblem
 
@@ -172,10 +162,6 @@ class GroupProblem(SequenceUnits):
 
     simulated = Units.simulated  # type: ignore[assignment]  # robust fits, which ask for it, are refused
 
-    def reweighted(self, factors: Tensor) -> GroupProblem:
-        """The same groups with other weights."""
-        return replace(self, batch=self.weighed(factors))
-
     def loss(self, point: Tensor) -> LossTerms:
         """Of a row, with its gradient by Fisher's identity: that of the rows in each place, as likely as it is."""
         naturals, total = self.naturals(point), self.unit_mass.sum(-1)
@@ -185,7 +171,7 @@ class GroupProblem(SequenceUnits):
         found = each.detach()
         if torch.is_grad_enabled():
             (share,) = torch.autograd.grad(each.sum(), logs)
-            weight = share[:, owners(self.batch)].transpose(1, 2).flatten(1)
+            weight = share[:, self.batch.owners].transpose(1, 2).flatten(1)
             rows = total_evidence(_in_rows(self.structure, naturals), self.at_places.placed, weight)
             surrogate = rows + (share * prior).sum((-1, -2))
             found = found + surrogate - surrogate.detach()
@@ -231,7 +217,7 @@ def group_problem(about: RowObjective, batch: SequenceBatch, seed: int) -> Group
     else:
         places = Places.around(torch.zeros(groups, size).double(), torch.eye(size).double().expand(groups, -1, -1))
     rows = _laid_out(about, batch, places, seed)
-    return GroupProblem(structure, about.shapes, batch, about, seed, places, rows)
+    return GroupProblem(structure, batch, about.shapes, seed, about, places, rows)
 
 
 def _laid_out(about: RowObjective, batch: SequenceBatch, places: Places, seed: int) -> GraphProblem:
@@ -247,7 +233,7 @@ def _by_group(logs: Tensor, batch: SequenceBatch) -> Tensor:
     """Sums (R, G, K) over the rows of each group of numbers (R, K N) of all rows in all places."""
     each = logs.unflatten(-1, (-1, batch.rows))
     sums = each.new_zeros(*each.shape[:2], len(batch.lengths))
-    return sums.index_add_(2, owners(batch), each).transpose(1, 2)
+    return sums.index_add_(2, batch.owners, each).transpose(1, 2)
 
 
 def shared_by_rows(

@@ -37,7 +37,7 @@ from otpdag.data.batch import ROWS_AT_ONCE, distinct_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Fixed, Floored
 from otpdag.numerics import Array
-from otpdag.problem import LayOut, LossTerms, RowObjective, SummedRows, Updates, curvature, with_gradient
+from otpdag.problem import LayOut, LossTerms, SummedRows, Updates, curvature, with_gradient
 from otpdag.structure import Structure, parameter_places
 
 Codes: TypeAlias = NDArray[np.int64]
@@ -448,22 +448,8 @@ class MomentProblem(SummedRows):
 
     route: ClassVar[str] = "moments"
 
-    about: RowObjective
-    batch: Batch
     groups: RowGroups
     equations: StructuralEquations
-    in_rows: LayOut
-    seed: int
-
-    @property
-    def structure(self) -> Structure:  # type: ignore[override]
-        """Graph and mechanisms."""
-        return self.about.structure
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
-        """Of all parameters."""
-        return self.about.shapes
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -500,7 +486,7 @@ class MomentProblem(SummedRows):
         """These rows; or all of them instead of fewer, since more do not cost more."""
         if not isinstance(rows, Tensor):
             return self
-        return rows_as_moments(self.about, self.batch.take(rows), self.seed, self.in_rows)
+        return rows_as_moments(self.structure, self.batch.take(rows), self.shapes, self.seed, self.in_rows)
 
     def reweighted(self, factors: Tensor) -> MomentProblem:
         """Moments of the same rows with other weights."""
@@ -510,15 +496,16 @@ class MomentProblem(SummedRows):
 
     def simulated(self, point: Tensor, size: int, seed: int) -> MomentProblem:
         """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return rows_as_moments(self.about, self.drawn(point, size, seed), seed, self.in_rows)
+        return rows_as_moments(self.structure, self.drawn(point, size, seed), self.shapes, seed, self.in_rows)
 
 
-def rows_as_moments(about: RowObjective, batch: Batch, seed: int, in_rows: LayOut) -> MomentProblem:
+def rows_as_moments(
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], seed: int, in_rows: LayOut
+) -> MomentProblem:
     """Sum rows up."""
-    structure = about.structure
     groups, shift, second = grouped_moments(structure, batch, structure.graph.nodes)
-    equations = structural_equations(structure, about.shapes, groups.cells, shift, groups.shown, second)
-    return MomentProblem(about, batch, groups, equations, in_rows, seed)
+    equations = structural_equations(structure, shapes, groups.cells, shift, groups.shown, second)
+    return MomentProblem(structure, batch, shapes, seed, in_rows, groups, equations)
 
 
 def gap_groups(structure: Structure, batch: Batch, nodes: Sequence[str]) -> RowGroups:

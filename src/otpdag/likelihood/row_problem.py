@@ -94,12 +94,8 @@ class GraphProblem(TableRows):
 
     route: ClassVar[str] = "graph"
 
-    structure: Structure
-    batch: Batch
-    shapes: Mapping[str, tuple[int, ...]]
     objective: Objective
     closed: ClosedForm
-    seed: int
     unplaced: Layout
     placed: Layout
     placed_for: Tensor | None = None
@@ -401,7 +397,7 @@ def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProbl
         integrate=objective.at(1.0).eps > 0,
     )
     layout = lay_out_within(about.structure, batch, budget, keep=_kept(about.structure, objective))
-    return GraphProblem(about.structure, batch, about.shapes, objective, about.closed, seed, layout, layout)
+    return GraphProblem(about.structure, batch, about.shapes, seed, objective, about.closed, layout, layout)
 
 
 def _state_probabilities(part: TableRows, point: Tensor, node: str) -> Tensor:
@@ -464,12 +460,12 @@ def reads_states(about: RowObjective, batch: Batch) -> bool:
 
 def by_moments(about: RowObjective, batch: Batch, seed: int) -> MomentProblem:
     """Moments of rows, with the rows along the graph for whoever asks about single ones."""
-    return rows_as_moments(about, batch, seed, partial(rows_along_graph, about))
+    return rows_as_moments(about.structure, batch, about.shapes, seed, partial(rows_along_graph, about))
 
 
 def by_states(about: RowObjective, batch: Batch, seed: int) -> StateProblem:
     """Rows read in every joint state, with the rows along the graph for whoever asks about single ones."""
-    return rows_by_states(about, batch, seed, partial(rows_along_graph, about))
+    return rows_by_states(about.structure, batch, about.shapes, seed, partial(rows_along_graph, about))
 
 
 Lay = Callable[[RowObjective, Batch, int], Units]

@@ -28,7 +28,6 @@ from otpdag.problem import (
     LossTerms,
     Pace,
     Proposals,
-    RowObjective,
     SummedRows,
     Units,
     Updates,
@@ -255,12 +254,7 @@ class StateProblem(ReadStates, SummedRows):
 
     route: ClassVar[str] = "states"
 
-    structure: Structure
-    batch: Batch
-    shapes: Mapping[str, tuple[int, ...]]
     reader: StateReader
-    in_rows: LayOut
-    seed: int
 
     block_entries: ClassVar[int] = 2**20
     kept_entries: ClassVar[int] = 2**22
@@ -358,11 +352,13 @@ def has_features(structure: Structure, batch: Batch) -> bool:
     return is_held and states <= MOST_STATES and _reader(structure, batch) is not None
 
 
-def rows_by_states(about: RowObjective, batch: Batch, seed: int, in_rows: LayOut) -> StateProblem:
+def rows_by_states(
+    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], seed: int, in_rows: LayOut
+) -> StateProblem:
     """Lay rows out whose nodes have features."""
-    reader = _reader(about.structure, batch)
+    reader = _reader(structure, batch)
     assert reader is not None, "asked before"
-    return StateProblem(about.structure, batch, about.shapes, reader, in_rows, seed)
+    return StateProblem(structure, batch, shapes, seed, in_rows, reader)
 
 
 def _reader(structure: Structure, batch: Batch) -> StateReader | None:

@@ -12,7 +12,7 @@ read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
@@ -187,11 +187,7 @@ class WindowProblem(SequenceUnits):
         first: The rows of the batch at which they begin.
     """
 
-    structure: Structure
-    shapes: Mapping[str, tuple[int, ...]]
-    batch: SequenceBatch
     objective: RowObjective
-    seed: int
     parts: tuple[GraphProblem, ...]
     first: tuple[Tensor, ...]
 
@@ -222,16 +218,15 @@ class WindowProblem(SequenceUnits):
 
     def reweighted(self, factors: Tensor) -> WindowProblem:
         """The same sequences with other weights."""
-        by_step = factors.to(self.weight).repeat_interleave(self.batch.lengths, -1)
+        by_step = factors.to(self.weight)[:, self.batch.owners]
         parts = tuple(part.reweighted(by_step[:, at]) for part, at in zip(self.parts, self.first, strict=True))
-        return replace(self, batch=self.weighed(factors), parts=parts)
+        return replace(super().reweighted(factors), parts=parts)
 
     def unit_losses(self, points: Tensor) -> Tensor:
         """Minus the log-likelihood of a step of each sequence (R, N)."""
-        owner = torch.arange(len(self.batch.lengths)).repeat_interleave(self.batch.lengths)
         totals = torch.zeros(len(points), len(self.batch.lengths), dtype=points.dtype)
         for part, first in zip(self.parts, self.first, strict=True):
-            totals.index_add_(1, owner[first], part.unit_losses(points))
+            totals.index_add_(1, self.batch.owners[first], part.unit_losses(points))
         return totals / self.batch.lengths.to(totals)
 
 
@@ -243,7 +238,7 @@ def window_problem(about: RowObjective, batch: SequenceBatch, seed: int) -> Wind
         laid = rows_along_graph(replace(about, structure=written_out), window_batch(written_out, batch, rows), seed)
         parts.append(WindowRows(**{one.name: getattr(laid, one.name) for one in fields(laid)}, model=about.structure))
         begins.append(rows)
-    return WindowProblem(about.structure, about.shapes, batch, about, seed, tuple(parts), tuple(begins))
+    return WindowProblem(about.structure, batch, about.shapes, seed, about, tuple(parts), tuple(begins))
 
 
 # -- what a fitted model says ------------------------------------------------------------------------------------------

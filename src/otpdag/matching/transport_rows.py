@@ -72,11 +72,7 @@ class TransportRows(TableRows):
 
     route: ClassVar[str] = "transport"
 
-    structure: Structure
-    batch: Batch
-    shapes: Mapping[str, tuple[int, ...]]
     direct: Direct
-    seed: int
     columns: Columns
     points: ModelPoints
     compared: ComparedRows
@@ -391,7 +387,7 @@ def transport_rows(
     points = lay_out(structure, batch, direct, seed, windows=columns.windows)
     divergence = chosen_divergence(direct, columns, points, batch.rows)
     compared = ComparedRows(columns.of_values(batch.values), columns.of_weights(batch.weight), divergence, along)
-    own = TransportRows(structure, batch, shapes, direct, seed, columns, points, compared)
+    own = TransportRows(structure, batch, shapes, seed, direct, columns, points, compared)
     whole = own._without_gaps()
     if direct.unmatched and (columns.windows > 1 or whole.weight.ndim > 2):
         raise ModelError("unmatched leaves out whole rows: paths, and gaps without a density to fill them, have none")

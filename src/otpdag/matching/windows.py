@@ -52,9 +52,7 @@ class TransportWindows(Batched):
         points: Of each step of a window: what is observed, with the states of all paths given.
     """
 
-    structure: Structure
     batch: SequenceBatch
-    shapes: Mapping[str, tuple[int, ...]]
     direct: Direct
     seed: int
     columns: Columns
