@@ -24,7 +24,7 @@ from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp, gumbel_softmax, init_mlp
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
-from otpdag.numerics import apply_linear, expand_to, nearest, side_by_side
+from otpdag.numerics import apply_linear, expand_to, nearest, side_by_side, under
 from otpdag.settings import SumSizes
 from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
@@ -347,7 +347,7 @@ def network_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def apply_network(module: nn.Module, phi: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
     """What a network makes of inputs with the first replica's parameters; it is not changed."""
-    state: dict[str, Tensor] = {k.removeprefix(PREFIX): v[0] for k, v in phi.items() if k.startswith(PREFIX)}
+    state: dict[str, Tensor] = {name: value[0] for name, value in under(phi, PREFIX).items()}
     made: Tensor = functional_call(module, state | dict(module.named_buffers()), (inputs,))
     return made
 

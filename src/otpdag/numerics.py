@@ -18,7 +18,7 @@ import ctypes
 import math
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -213,6 +213,15 @@ def _chosen_rows(inputs: Tensor) -> Tensor | None:
 
 
 _CHOSEN: MutableMapping[Tensor, dict[tuple[object, ...], Tensor | None]] = WeakIdKeyDictionary()
+
+
+def under(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """What stands under a prefix, without it.
+
+    >>> under({"a.x": torch.tensor(1), "b.x": torch.tensor(2)}, "a.")
+    {'x': tensor(1)}
+    """
+    return {name.removeprefix(prefix): value for name, value in named.items() if name.startswith(prefix)}
 
 
 def side_by_side(columns: Sequence[Tensor]) -> Tensor:

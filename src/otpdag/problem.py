@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
+from otpdag.mechanisms.base import Held
 from otpdag.noise import Streams
 from otpdag.settings import ClosedForm, Objective
 from otpdag.simulation import simulated_rows
 from otpdag.structure import Naturals, Structure, Theta, pack, unpack
-
-Held = TypeVar("Held")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Given, Mechanism, Normal, Poisson
-from otpdag.mechanisms.base import Family, Parents, log_prior
+from otpdag.mechanisms.base import Family, Held, Parents, log_prior
 from otpdag.mechanisms.parameters import Bounded, Fixed, Parameter, Start, Tied
 from otpdag.mechanisms.simulator import Simulator
 from otpdag.spaces import Count, Discrete, Interval, Real, Space
@@ -121,12 +121,17 @@ class Structure:
 
     def parameters(self) -> dict[str, Parameter]:
         """Learned parameters by key."""
-        learned: dict[str, Parameter] = {}
+        return self._by_key(lambda node: self.mechanisms[node].declared())
+
+    def _by_key(self, told: Callable[[str], Mapping[str, Held]]) -> dict[str, Held]:
+        """What is told of each node's parameters, by key; of tied ones the first node's counts."""
+        by_key: dict[str, Held] = {}
         for node, names in self.keys.items():
-            declared = self.mechanisms[node].declared()
+            own = told(node)
             for name, key in names.items():
-                learned.setdefault(key, declared[name])
-        return learned
+                if name in own:
+                    by_key.setdefault(key, own[name])
+        return by_key
 
     def keys_of(self, node: str) -> list[str]:
         """Of all that a node's parameters follow from: its own, and those of others that have an entry in common."""
@@ -163,13 +168,7 @@ class Structure:
 
     def raw(self, naturals: Naturals) -> dict[str, Tensor]:
         """Raw parameters from natural ones; of tied ones the first node's counts, or their starting value."""
-        by_key: dict[str, Tensor] = {}
-        for node, names in self.keys.items():
-            raw = self.mechanisms[node].raw(naturals[node])
-            for name, key in names.items():
-                if name in raw:
-                    by_key.setdefault(key, raw[name])
-        return by_key
+        return self._by_key(lambda node: self.mechanisms[node].raw(naturals[node]))
 
     def parents(self, node: str, values: Mapping[str, Tensor]) -> Parents:
         """The values of a node's parents."""
@@ -441,9 +440,8 @@ def parameter_places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
     >>> parameter_places({"a": (2,), "b": (1, 1)})
     {'a': tensor([0, 1]), 'b': tensor([[2]])}
     """
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    columns = torch.arange(sum(sizes)).split(sizes) if sizes else ()
-    return {key: own.reshape(shape) for (key, shape), own in zip(shapes.items(), columns, strict=True)}
+    columns = torch.arange(sum(map(math.prod, shapes.values()))).unsqueeze(0)
+    return {key: own[0] for key, own in unpack(columns, shapes).items()}
 
 
 def columns_of(shapes: Mapping[str, tuple[int, ...]], keys: Collection[str]) -> Tensor:

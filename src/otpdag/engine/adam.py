@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, as_memory, under
+from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, as_memory
 from otpdag.errors import ModelError, check_count, check_number
 from otpdag.noise import Streams
+from otpdag.numerics import under
 from otpdag.problem import Minibatched, split_theta
 from otpdag.schedules import Cosine, Schedule
 

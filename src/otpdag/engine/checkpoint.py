@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from otpdag.engine.monitor import Monitor, Stage
-from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, as_memory, from_memory, under
+from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, as_memory, from_memory
 from otpdag.errors import DataError
+from otpdag.numerics import under
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 
 WHAT = "otpdag checkpoint"

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import check_count
-from otpdag.numerics import Array, correction
+from otpdag.numerics import Array, correction, under
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
 
 SMALL_IN_A_ROW = 3  # small changes in a row that make an end: one or two happen in narrow valleys
@@ -54,11 +54,6 @@ def from_memory(kind: type[State], memory: Memory, /, **others: Any) -> State:
             value = memory[one.name]
             own[one.name] = int(value) if one.type == "int" else value.numpy().copy() if one.type == "Array" else value
     return kind(**own, **others)
-
-
-def under(memory: Memory, prefix: str) -> dict[str, Tensor]:
-    """What stands under a prefix, without it."""
-    return {key.removeprefix(prefix): value for key, value in memory.items() if key.startswith(prefix)}
 
 
 @dataclass(frozen=True)

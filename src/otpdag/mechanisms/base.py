@@ -25,6 +25,7 @@ from otpdag.spaces import Space
 
 Params = Mapping[str, Tensor]
 Parents = Mapping[str, Tensor]
+Held = TypeVar("Held")  # what is held by name
 
 LINE = ""  # stands among parents for what some of them, which then are zero, add to a linear prediction: (R, ..., dim)
 

@@ -18,7 +18,7 @@ from otpdag.mechanisms.deterministic import OfAnySpace
 from otpdag.mechanisms.normal import normal_log_density
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
-from otpdag.numerics import expand_to
+from otpdag.numerics import expand_to, under
 from otpdag.spaces import Real, Space
 
 PREFIX = "module."
@@ -115,7 +115,7 @@ class Decoder(OfAnySpace):
         columns = [parents[name] for name, _ in self.family.parents]
         shape = np.broadcast_shapes(*(column.shape[:-1] for column in columns))
         inputs = torch.cat([column.expand(*shape, column.shape[-1]) for column in columns], -1)
-        learned = {name: value for name, value in params.items() if name.startswith(PREFIX)}
+        learned = under(params, PREFIX)
         replicas = max(shape[0], *(len(value) for value in learned.values())) if learned else shape[0]
         outputs = [self._run(learned, inputs, replica) for replica in range(replicas)]
         return torch.stack(outputs).reshape(replicas, *shape[1:], -1)
@@ -123,7 +123,7 @@ class Decoder(OfAnySpace):
     def _run(self, learned: Params, inputs: Tensor, replica: int) -> Tensor:
         """One replica's module on its rows (N, P): (N, width)."""
         rows = inputs[min(replica, len(inputs) - 1)].flatten(0, -2)
-        state = {name.removeprefix(PREFIX): value[min(replica, len(value) - 1)] for name, value in learned.items()}
+        state = {name: value[min(replica, len(value) - 1)] for name, value in learned.items()}
         state |= dict(self.module.named_buffers())
         state = {name: value.to(rows) if value.is_floating_point() else value for name, value in state.items()}
         output = functional_call(self.module, state, (rows,))

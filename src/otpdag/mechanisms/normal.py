@@ -29,7 +29,7 @@ from otpdag.mechanisms.base import Params, Parents
 from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.parameters import ABOVE_ONE, POSITIVE, Floored, Parameter, Ridge, SettingLike, Support, Tied
 from otpdag.mechanisms.predictor import Cellwise, Censorable, Predicted, centre_and_spread
-from otpdag.mechanisms.quantiles import STUDENT
+from otpdag.mechanisms.quantiles import STUDENT, student_log_density
 from otpdag.spaces import Positive, Vector
 
 if TYPE_CHECKING:
@@ -446,7 +446,7 @@ class StudentT(Cellwise, LocationScale):
     def _best_df(self, ratio: Tensor, weight: Tensor) -> Tensor:
         """The degrees of freedom on the grid that fit squared standardised residuals (N, dim) best."""
         grid = torch.tensor(self.df_grid, dtype=ratio.dtype).reshape(-1, 1, 1)
-        fit = (weight.unsqueeze(-1) * _standard_log_prob(ratio, grid)).sum(1)
+        fit = (weight.unsqueeze(-1) * student_log_density(ratio, grid)).sum(1)
         return grid[fit.argmax(0), 0, 0].unsqueeze(0)
 
     def quantile(self, noise: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
@@ -455,7 +455,7 @@ class StudentT(Cellwise, LocationScale):
 
     def log_density(self, value: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
         """Student-t log-density."""
-        return _standard_log_prob(((value - loc) / scale) ** 2, df) - torch.log(scale)
+        return student_log_density(((value - loc) / scale) ** 2, df) - torch.log(scale)
 
     def noise_of(self, value: Tensor, uniform: Tensor, loc: Tensor, scale: Tensor, df: Tensor) -> Tensor:
         """The distribution function at the standardised value."""
@@ -478,13 +478,6 @@ def of_features(terms: Terms, moments: Tensor, shift: Tensor, unit: Tensor) -> t
     maps[..., :-1, 1:-1], maps[..., :-1, -1] = lines[..., :-1], (lines * centre.unsqueeze(-2)).sum(-1)
     mapped = torch.einsum("cdki,rcdij,cdlj->rdkl", maps, moments, maps).unsqueeze(1)
     return mapped, torch.cat([shift[:, :1], shift.new_zeros(dim, slopes.shape[1])], -1)
-
-
-def _standard_log_prob(squared: Tensor, df: Tensor) -> Tensor:
-    """Log-density of Student's t at points with these squares."""
-    half = 0.5 * (df + 1)
-    constant = torch.lgamma(half) - torch.lgamma(0.5 * df) - 0.5 * torch.log(torch.pi * df)
-    return constant - half * torch.log1p(squared / df)
 
 
 def default_floor(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from otpdag.layers import apply_mlp, mlp_tensors
 from otpdag.mechanisms.base import (
     LINE,
     Family,
+    Held,
     Mechanism,
     Noise,
     Params,
@@ -48,14 +49,13 @@ from otpdag.mechanisms.parameters import (
     as_setting,
     between,
 )
-from otpdag.numerics import apply_linear, expand_to, side_by_side, sums_by_row
+from otpdag.numerics import apply_linear, expand_to, side_by_side, sums_by_row, under
 from otpdag.spaces import Interval, Positive, Real, Space, Vector
 
 if TYPE_CHECKING:
     from otpdag.mechanisms.generalised_linear import Link
     from otpdag.mechanisms.terms import Terms
 
-Held = TypeVar("Held")
 # fits `(config, values, target, weight, offset)`; returns the table (C, d) and the slopes (P, d)
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -656,7 +656,7 @@ class Predicted(Mechanism):
         restored._declared = None
         restored.predictor = self.predictor.with_buffers(buffers)
         restored.spreads = {
-            name: replace(one, predictor=one.predictor.with_buffers(_under(f"{name}.", buffers)))
+            name: replace(one, predictor=one.predictor.with_buffers(under(buffers, f"{name}.")))
             for name, one in self.spreads.items()
         }
         vars(restored).update((name, buffers.get(name)) for name in self.from_data)
@@ -725,10 +725,6 @@ class Predicted(Mechanism):
         """The slopes of the first coordinate."""
         slopes = self.predictor.slopes_of(params, parent)
         return None if slopes is None else slopes[..., 0]
-
-
-def _under(prefix: str, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in buffers.items() if name.startswith(prefix)}
 
 
 class Cellwise(Predicted):

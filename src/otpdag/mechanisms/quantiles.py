@@ -62,10 +62,11 @@ class _Law:
         return slopes
 
 
-def _student_log_density(x: Array, df: Array) -> Array:
+def student_log_density(squared: Tensor, df: Tensor) -> Tensor:
+    """Log-density of Student's t at points with these squares."""
     half = 0.5 * (df + 1)
-    size = sp.special.gammaln(half) - sp.special.gammaln(0.5 * df) - 0.5 * np.log(np.pi * df)
-    return size - half * np.log1p(x * x / df)
+    constant = torch.lgamma(half) - torch.lgamma(0.5 * df) - 0.5 * torch.log(torch.pi * df)
+    return constant - half * torch.log1p(squared / df)
 
 
 def _student_quantile(level: Array, df: Array, far_out: float = 1e-100) -> Array:
@@ -94,7 +95,7 @@ STUDENT = _Law(
     below=lambda x, df: sp.special.stdtr(df, x),
     above=lambda x, df: sp.special.stdtr(df, -x),
     point=_student_quantile,
-    log_density=_student_log_density,
+    log_density=lambda x, df: student_log_density(torch.from_numpy(x * x), torch.from_numpy(df)).numpy(),
 )
 
 

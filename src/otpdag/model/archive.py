@@ -24,6 +24,7 @@ from otpdag.mechanisms import Mechanism, from_spec
 from otpdag.mechanisms.base import Buffered, buffers_of
 from otpdag.mechanisms.parameters import SIMPLEX, Parameter
 from otpdag.mechanisms.predictor import Predicted
+from otpdag.numerics import under
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.structure import Structure
 
@@ -126,7 +127,7 @@ def read_archive(
         schema = None if state["schema"] is None else _schema(state["schema"], structure)
         if state["fitted"] and schema is None:
             raise ValueError("it is fitted, but says nothing of columns")
-        phi = {key: _finite(key, value) for key, value in _under(tensors, "phi/").items()}
+        phi = {key: _finite(key, value) for key, value in under(tensors, "phi/").items()}
         saved = [_saved_map(entry, structure, tensors) for entry in state["maps"]]
         rebuilt = _rebuilt(saved, structure, phi, maps or {})
         left_out = tuple(entry for entry in saved if entry.name not in rebuilt)
@@ -138,7 +139,7 @@ def read_archive(
                 f"saved: the map is left out; to have it, load with maps={{{again}}}"
             )
             warnings.warn(text, UserWarning, stacklevel=3)
-        beside = sorted({key.partition("/")[0] for key in _under(tensors, "beside/")})
+        beside = sorted({key.partition("/")[0] for key in under(tensors, "beside/")})
         return structure, ModelState(
             schema=schema,
             naturals=_naturals(structure, tensors) if state["fitted"] else None,
@@ -161,10 +162,6 @@ def _check_kinds(state: Mapping[str, Any]) -> None:
             case {"type": str(), "arguments": dict()}:
                 continue
         raise ValueError(f"the mechanism of {node!r} is no class with arguments")
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 # --- structure --------------------------------------------------------------------------------------------------------
@@ -191,7 +188,7 @@ def _with_buffers(structure: Structure, tensors: Mapping[str, Tensor]) -> Struct
     mechanisms = dict(structure.mechanisms)
     for node, mechanism in structure.mechanisms.items():
         # a node's name may hold a slash, a buffer's may not
-        buffers = {name: value for name, value in _under(tensors, f"buffers/{node}/").items() if "/" not in name}
+        buffers = {name: value for name, value in under(tensors, f"buffers/{node}/").items() if "/" not in name}
         if not buffers or not isinstance(mechanism, Buffered):
             continue
         _check_buffers(node, mechanism, buffers)
@@ -252,7 +249,7 @@ def _naturals(
     structure: Structure, tensors: Mapping[str, Tensor], prefix: str = "natural/"
 ) -> dict[str, dict[str, Tensor]]:
     """Natural parameters, checked as those are that a user sets."""
-    given = _under(tensors, prefix)  # in an order of its own
+    given = under(tensors, prefix)  # in an order of its own
     naturals: dict[str, dict[str, Tensor]] = {}
     for node, mechanism in structure.mechanisms.items():
         declared = mechanism.declared().items()
