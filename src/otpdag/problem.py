@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -414,20 +414,38 @@ class RowObjective:
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
+@dataclass(frozen=True, eq=False)
+class BatchUnits(Batched, Units):
+    """Rows or sequences that are at hand, and can be weighed.
+
+    Attributes:
+        seed: Determines which of them are in a part.
+    """
+
+    seed: int
+
+    @abstractmethod
+    def of_batch(self, batch: Any, seed: int) -> Self:
+        """The problem of other rows, or sequences."""
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Self:
+        """So many random rows, or about so many steps; or these units."""
+        part = self.batch.part(rows, self.seed)
+        return self if part is self.batch else self.of_batch(part, self.seed)
+
+
 LayOut = Callable[..., Units]  # lays a `batch` out for the same objective, by a `seed`
 
 
 @dataclass(frozen=True, eq=False)
-class TableRows(Batched, Units):
+class TableRows(BatchUnits):
     """Rows of a table, whatever is done with them.
 
     Attributes:
-        seed: Determines which rows are in a part of them.
         route: Which way they are summed; see :mod:`~otpdag.likelihood.row_problem`.
     """
 
     batch: Batch
-    seed: int
     route: ClassVar[str] = ""
 
     @property
@@ -438,6 +456,14 @@ class TableRows(Batched, Units):
     def drawn(self, point: Tensor, size: int, seed: int) -> Batch:
         """Rows that the model at ``point`` (1, P) makes, each with the gaps and covariates of a random row."""
         return simulated_rows(self.structure, self.naturals(point.detach()), self.batch, size, seed)
+
+    def simulated(self, point: Tensor, size: int, seed: int) -> Self:
+        """The problem of rows that the model makes."""
+        return self.of_batch(self.drawn(point, size, seed), seed)
+
+    def reweighted(self, factors: Tensor) -> Self:
+        """The same rows with other weights."""
+        return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
 
 
 @dataclass(frozen=True, eq=False)

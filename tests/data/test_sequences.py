@@ -8,7 +8,7 @@ import torch
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch, Sequences, part_of
+from otpdag.data.sequences import SequenceBatch, Sequences
 
 
 def test_a_frame_is_put_in_order_of_sequence_and_time():
@@ -137,13 +137,13 @@ def runs(batch):
 
 def test_all_of_it_if_there_is_not_more():
     batch = numbered([30, 20])
-    assert part_of(batch, 50, seed=0) is batch
-    assert part_of(batch, 80, seed=0) is batch
+    assert batch.part(50, seed=0) is batch
+    assert batch.part(80, seed=0) is batch
 
 
 def test_short_sequences_stay_whole():
     batch = numbered([10, 20, 30, 40] * 10)
-    part = part_of(batch, 200, seed=0)
+    part = batch.part(200, seed=0)
     whole = {tuple(one) for one in runs(batch)}
     chosen = [tuple(one) for one in runs(part)]
     assert set(chosen) <= whole
@@ -153,7 +153,7 @@ def test_short_sequences_stay_whole():
 
 def test_long_sequences_are_cut_in_pieces_of_neighbouring_steps():
     batch = numbered([5000])
-    part = part_of(batch, 1000, seed=0)
+    part = batch.part(1000, seed=0)
     assert 1000 <= part.rows < 1000 + 250
     for run in runs(part):
         assert len(run) == 250
@@ -164,13 +164,13 @@ def test_long_sequences_are_cut_in_pieces_of_neighbouring_steps():
 
 
 def test_pieces_grow_with_the_part_so_that_there_are_about_forty():
-    part = part_of(numbered([100_000]), 40_000, seed=0)
+    part = numbered([100_000]).part(40_000, seed=0)
     assert part.lengths.tolist() == [1000] * 40
 
 
 def test_the_seed_decides_and_sequences_may_be_asked_for():
     batch = numbered([25] * 40)
-    first, same, other = (runs(part_of(batch, 300, seed)) for seed in (1, 1, 2))
+    first, same, other = (runs(batch.part(300, seed)) for seed in (1, 1, 2))
     assert first == same
     assert first != other
-    assert runs(part_of(batch, torch.tensor([3, 1]), seed=0)) == [list(range(75, 100)), list(range(25, 50))]
+    assert runs(batch.part(torch.tensor([3, 1]), seed=0)) == [list(range(75, 100)), list(range(25, 50))]

@@ -285,17 +285,17 @@ def test_starts_are_guessed_from_some_steps_around_which_others_are_smoothed(mon
     kind = kind_of(model(), np.random.default_rng(0).poisson(3.0, (4, 25)).astype(float))
     layout = kind.lay_out(otp.entropic(), 0)
     asked, reaches = [], []
-    part_of, complete = sequence_data.part_of, sequence_data.complete_steps
+    part, complete = SequenceBatch.part, sequence_data.complete_steps
 
     def noted_part(batch, most, seed):
         asked.append(most)
-        return part_of(batch, most, seed)
+        return part(batch, most, seed)
 
     def noted(structure, few, generator, *, first, reach):
         reaches.append((first, reach))
         return complete(structure, few, generator, first=first, reach=reach)
 
-    monkeypatch.setattr(sequence_data, "part_of", noted_part)
+    monkeypatch.setattr(SequenceBatch, "part", noted_part)
     monkeypatch.setattr(sequence_data, "complete_steps", noted)
     points = kind.starts(layout, kind.problem(layout, otp.entropic(), 0), 0, range(5))
     assert len(points) == 5

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.data.sequences import SequenceBatch
 from otpdag.likelihood import grouped_rows, row_posterior, sequence_posterior
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
@@ -75,7 +75,7 @@ def node_checks(fitted: Fitted, batch: Batch | SequenceBatch, *, seed: int, most
         most: Rows that are looked at, about so many in groups.
     """
     if isinstance(batch, SequenceBatch):
-        batch = part_of(batch, most, seed, piece=int(batch.lengths.max()))
+        batch = batch.part(most, seed, piece=int(batch.lengths.max()))
     else:
         batch = batch.part(most, seed)
     graph, checked = fitted.structure.graph, []

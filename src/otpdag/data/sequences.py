@@ -149,6 +149,24 @@ class SequenceBatch:
         left = self.lengths.repeat_interleave(pieces) - _counted(pieces) * length
         return SequenceBatch(self.steps, left.clamp(max=length))
 
+    def part(self, steps: int | Tensor, seed: int, *, piece: int = 250, pieces: int = 40) -> SequenceBatch:
+        """A random part of about that many steps, whole sequences or pieces of long ones; or the sequences asked for.
+
+        Args:
+            steps: Steps of the part, about; or numbers of sequences.
+            seed: Determines the choice.
+            piece: Steps of a piece, at least: its first step is explained by itself, one error in so many.
+            pieces: Pieces that a part has, if sequences are long: enough to see all of a series.
+        """
+        if isinstance(steps, Tensor):
+            return self.take(steps)
+        if self.rows <= steps:
+            return self
+        cut = self.cut(max(piece, min(int(self.lengths.max()), steps // pieces)))
+        order = torch.randperm(len(cut.lengths), generator=torch.Generator().manual_seed(seed))
+        enough = int((cut.lengths[order].cumsum(0) < steps).sum()) + 1
+        return cut.take(order[:enough])
+
     def weighted(self, weights: npt.ArrayLike) -> SequenceBatch:
         """The same with one weight for each sequence."""
         given = read_weights(np.ravel(np.asarray(weights)), len(self.lengths), "sequences")
@@ -282,23 +300,3 @@ def _check_lengths(lengths: npt.ArrayLike, rows: int) -> Lengths:
     if int(counts.sum()) != rows:
         raise DataError(f"lengths must add up to the number of steps, {rows}; they add up to {int(counts.sum())}")
     return counts.astype(np.int64)
-
-
-def part_of(batch: SequenceBatch, steps: int | Tensor, seed: int, piece: int = 250, pieces: int = 40) -> SequenceBatch:
-    """A random part of about that many steps, whole sequences or pieces of long ones; or the sequences asked for.
-
-    Args:
-        batch: The sequences.
-        steps: Steps of the part, about; or numbers of sequences.
-        seed: Determines the choice.
-        piece: Steps of a piece, at least: its first step is explained by itself, one error in so many.
-        pieces: Pieces that a part has, if sequences are long: enough to see all of a series.
-    """
-    if isinstance(steps, Tensor):
-        return batch.take(steps)
-    if batch.rows <= steps:
-        return batch
-    cut = batch.cut(max(piece, min(int(batch.lengths.max()), steps // pieces)))
-    order = torch.randperm(len(cut.lengths), generator=torch.Generator().manual_seed(seed))
-    enough = int((cut.lengths[order].cumsum(0) < steps).sum()) + 1
-    return cut.take(order[:enough])

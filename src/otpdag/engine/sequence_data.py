@@ -15,7 +15,7 @@ from torch import Tensor
 from otpdag.answers.notes import notes_on_columns, notes_on_groups, notes_on_scales
 from otpdag.backward import AmortizedMap
 from otpdag.data import Schema
-from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences, part_of
+from otpdag.data.sequences import SequenceBatch, SequenceTable, as_sequences, encode_sequences
 from otpdag.engine.data_kind import DataKind, Layout, check_rows, named_method
 from otpdag.engine.method import Method, likelihood, transport
 from otpdag.engine.search import SearchResult, SearchSchedule, restart_seed
@@ -169,7 +169,7 @@ class SequenceData(DataKind):
 
     def lay_out(self, method: Method, seed: int) -> Layout:
         """The units of some completed steps, and the map where one is learned."""
-        few = part_of(self._pieces, self.start_steps, seed)
+        few = self._pieces.part(self.start_steps, seed)
         generator = np.random.default_rng([seed, 2**20])
         # hidden numbers are guessed around categories, and Adam's steps depend on units where maxima do not
         even = not self.structure.hidden_numbers and isinstance(method.evaluation, ClosedForm)
@@ -218,7 +218,7 @@ class SequenceData(DataKind):
         """Guesses from some steps, with earlier values as further columns."""
         structure = layout.structure
         most = self.start_steps if structure.hidden_numbers else self.chain_start_steps
-        few = part_of(self._pieces if units is None else self.batch.take(units), most, seed)
+        few = (self._pieces if units is None else self.batch.take(units)).part(most, seed)
         points, weights = [], step_weights(structure, few)
         for number in until_late(numbers):
             own = restart_seed(seed, number)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.data.sequences import SequenceBatch
 from otpdag.learned.sequence_map import SequenceDraw, SequenceMap
 from otpdag.likelihood.chain_layout import Block, Chain, Linear, joint_states, one_block, potentials, with_earlier
 from otpdag.likelihood.chain_messages import marginals
@@ -131,7 +131,7 @@ class NumberProblem(Batched):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> NumberProblem:
         """About so many steps, or these sequences."""
-        part = part_of(self.batch, rows, self.seed)
+        part = self.batch.part(rows, self.seed)
         if part is self.batch:
             return self
         return number_problem(part, self.backward, self.shapes, self.eps, self.seed)

@@ -14,7 +14,6 @@ sums of features. Both are taken in the order in which the recursion runs, so th
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.data.sequences import SequenceBatch
 from otpdag.likelihood.chain_layout import (
     SMALLEST_LOG,
     Chain,
@@ -39,7 +38,7 @@ from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
 from otpdag.likelihood.swapped_states import Reading
 from otpdag.numerics import Array, in_order
-from otpdag.problem import Batched, LossTerms, Units, Updates
+from otpdag.problem import BatchUnits, LossTerms, Updates
 from otpdag.simulation import simulated_sequences
 from otpdag.structure import Naturals, Structure, columns_of
 
@@ -99,15 +98,10 @@ FEWEST_UNITS = 30  # sequences below which resampling whole ones says little
 
 
 @dataclass(frozen=True, eq=False)
-class SequenceUnits(Batched, Units):
+class SequenceUnits(BatchUnits):
     """Whole sequences as units, each with the weight of its first step; the loss is that of a step."""
 
     batch: SequenceBatch
-    seed: int
-
-    @abstractmethod
-    def of_sequences(self, batch: SequenceBatch, seed: int) -> Self:
-        """The problem of other sequences."""
 
     @cached_property
     def factors(self) -> Tensor:
@@ -124,11 +118,6 @@ class SequenceUnits(Batched, Units):
         """Steps of each sequence, times its weight (R or 1, N)."""
         return self.factors * self.batch.lengths.to(self.factors)
 
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Self:
-        """About so many steps, or these sequences."""
-        part = part_of(self.batch, rows, self.seed)
-        return self if part is self.batch else self.of_sequences(part, self.seed)
-
     def in_units(self, most: int = 50) -> Self:
         """The problem in enough units to be resampled: few long sequences are cut, each piece one of its own.
 
@@ -137,7 +126,7 @@ class SequenceUnits(Batched, Units):
         if len(self.batch.lengths) >= FEWEST_UNITS:
             return self
         pieces = self.batch.cut(max(2, min(most, self.rows // FEWEST_UNITS)))
-        return self.of_sequences(pieces, self.seed)
+        return self.of_batch(pieces, self.seed)
 
     def reweighted(self, factors: Tensor) -> Self:
         """The same sequences with weights multiplied by ``factors`` (R or 1, N)."""
@@ -150,7 +139,7 @@ class SequenceUnits(Batched, Units):
         most = most_steps * len(self.batch.lengths) // self.rows
         many = max(FEWEST_UNITS, min(size, most))
         sample = simulated_sequences(self.structure, self.naturals(point.detach()), self.batch, many, seed)
-        return self.of_sequences(sample, seed)
+        return self.of_batch(sample, seed)
 
 
 @dataclass(frozen=True)
@@ -166,7 +155,7 @@ class ChainProblem(SequenceUnits, ReadStates):
     reader: StateReader | None = None
     few_features: int = 8
 
-    def of_sequences(self, batch: SequenceBatch, seed: int) -> ChainProblem:
+    def of_batch(self, batch: SequenceBatch, seed: int) -> ChainProblem:
         """Laid out anew."""
         return chain_problem(self.structure, batch, self.shapes, self.eps, seed)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.data.sequences import SequenceBatch
 from otpdag.likelihood.chain_problem import SequenceUnits
 from otpdag.likelihood.elimination.evidence import log_evidence, total_evidence
 from otpdag.likelihood.row_posterior import Fitted, log_likelihoods, posterior_draws
@@ -147,7 +147,7 @@ class GroupProblem(SequenceUnits):
         """Every row is looked at in all places."""
         return Pace(points_per_row=self.places.at.shape[1] * self.at_places.pace.points_per_row)
 
-    def of_sequences(self, batch: SequenceBatch, seed: int) -> GroupProblem:
+    def of_batch(self, batch: SequenceBatch, seed: int) -> GroupProblem:
         """Laid out anew."""
         return group_problem(self.about, batch, seed)
 
@@ -157,8 +157,8 @@ class GroupProblem(SequenceUnits):
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> GroupProblem:
         """These groups, or random ones with about so many rows: none is cut."""
-        part = part_of(self.batch, rows, self.seed, piece=int(self.batch.lengths.max()))
-        return self if part is self.batch else self.of_sequences(part, self.seed)
+        part = self.batch.part(rows, self.seed, piece=int(self.batch.lengths.max()))
+        return self if part is self.batch else self.of_batch(part, self.seed)
 
     simulated = Units.simulated  # type: ignore[assignment]  # robust fits, which ask for it, are refused
 

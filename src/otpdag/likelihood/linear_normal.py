@@ -25,7 +25,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -482,21 +482,19 @@ class MomentProblem(SummedRows):
         """Differences of gradients, so many at a time as moments have room."""
         return curvature(self.loss, point, at_once=max(1, AT_ONCE // self.equations.second[0].size))
 
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> MomentProblem:
+    def of_batch(self, batch: Batch, seed: int) -> MomentProblem:
+        """Summed up anew."""
+        return rows_as_moments(self.structure, batch, self.shapes, seed, self.in_rows)
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Self:
         """These rows; or all of them instead of fewer, since more do not cost more."""
-        if not isinstance(rows, Tensor):
-            return self
-        return rows_as_moments(self.structure, self.batch.take(rows), self.shapes, self.seed, self.in_rows)
+        return super().subset(rows) if isinstance(rows, Tensor) else self
 
-    def reweighted(self, factors: Tensor) -> MomentProblem:
+    def reweighted(self, factors: Tensor) -> Self:
         """Moments of the same rows with other weights."""
-        batch = replace(self.batch, weight=self.batch.weight * factors)
-        second = self.groups.second_moments(batch, self.equations.shift)
-        return replace(self, batch=batch, equations=replace(self.equations, second=second))
-
-    def simulated(self, point: Tensor, size: int, seed: int) -> MomentProblem:
-        """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return rows_as_moments(self.structure, self.drawn(point, size, seed), self.shapes, seed, self.in_rows)
+        own = super().reweighted(factors)
+        second = self.groups.second_moments(own.batch, self.equations.shift)
+        return replace(own, equations=replace(self.equations, second=second))
 
 
 def rows_as_moments(

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import ClassVar, Self, cast
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -289,11 +289,6 @@ class GraphProblem(TableRows):
         is_seen = not family.follows and all(name in masks and bool(masks[name].all()) for name in family.names)
         return (family.is_table or family.is_linear or is_seen) and has_closed_form(family.mechanism)
 
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Units:
-        """Fewer rows."""
-        part = self.batch.part(rows, self.seed)
-        return self if part is self.batch else self._of(part)
-
     def laid_out_for(self, points: Tensor) -> Self:
         """Place the points of numbers and counts where the posteriors of these replicas are."""
         if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
@@ -342,7 +337,7 @@ class GraphProblem(TableRows):
     def _moves_on_other_points(self, point: Tensor, share: float = 0.7, entries: int = 10_000_000) -> Tensor:
         """How far the log-likelihoods of some rows move on a share of all points, within so many entries of tables."""
         rows = max(20, min(200, entries // max(1, self.unplaced.largest_table)))
-        part = cast("GraphProblem", self.subset(rows)).laid_out_for(point)
+        part = self.subset(rows).laid_out_for(point)
         naturals, layout = part.naturals(point), part.placed
         other = on_other_points(
             naturals, layout, share * self.closed.sums.grid / layout.planner.options.grid, self.tempering
@@ -362,26 +357,17 @@ class GraphProblem(TableRows):
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def reweighted(self, factors: Tensor) -> GraphProblem:
-        """The same rows with other weights."""
-        batch = replace(self.batch, weight=self.batch.weight * factors)
-        return replace(self, batch=batch)
-
     def unit_losses(self, points: Tensor) -> Tensor:
         """The loss of every row (R, N)."""
         placed = self.laid_out_for(points).placed
         losses = -(self.objective.at(1.0).eps or 1.0) * log_evidence(self.naturals(points), placed, self.tempering)
         return losses.nan_to_num(nan=WORST_LOSS, posinf=WORST_LOSS)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> GraphProblem:
-        """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return self._of(self.drawn(point, size, seed))
-
-    def _of(self, batch: Batch) -> GraphProblem:
+    def of_batch(self, batch: Batch, seed: int) -> Self:
         """The same of other rows."""
         options, kept = self.unplaced.planner.options, _kept(self.structure, self.objective)
         layout = lay_out(self.structure, batch, options, keep=kept)
-        return replace(self, batch=batch, unplaced=layout, placed=layout, placed_for=None)
+        return replace(self, batch=batch, seed=seed, unplaced=layout, placed=layout, placed_for=None)
 
 
 def rows_along_graph(about: RowObjective, batch: Batch, seed: int) -> GraphProblem:

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -323,23 +323,16 @@ class StateProblem(ReadStates, SummedRows):
         values = {name: value[0, rows].double() for name, value in self.batch.values.items()}
         return self.reader.features(values, {name: seen[0, rows] for name, seen in self.batch.mask.items()})
 
-    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> StateProblem:
+    def of_batch(self, batch: Batch, seed: int) -> Self:
+        """Read alike."""
+        return replace(self, batch=batch, seed=seed)
+
+    def subset(self, rows: int | Tensor, *, coarse: bool = False) -> Self:
         """Fewer rows, but enough for the parameters."""
         if not isinstance(rows, Tensor):
             parameters = sum(torch.Size(shape).numel() for shape in self.shapes.values())
             rows = max(rows, self.rows_for_each_parameter * parameters)
-        part = self.batch.part(rows, self.seed)
-        return self if part is self.batch else replace(self, batch=part)
-
-    # -- rows ---------------------------------------------------------------------------------------------------------
-
-    def reweighted(self, factors: Tensor) -> StateProblem:
-        """The same rows with other weights."""
-        return replace(self, batch=replace(self.batch, weight=self.batch.weight * factors))
-
-    def simulated(self, point: Tensor, size: int, seed: int) -> StateProblem:
-        """Rows that the model makes, each with the gaps and covariates of a random row."""
-        return replace(self, batch=self.drawn(point, size, seed))
+        return super().subset(rows)
 
 
 MOST_STATES = 64  # joint states of hidden categories up to which all are read at once

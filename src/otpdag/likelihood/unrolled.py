@@ -193,7 +193,7 @@ class WindowProblem(SequenceUnits):
 
     is_likelihood = True  # other objectives are not laid out so
 
-    def of_sequences(self, batch: SequenceBatch, seed: int) -> WindowProblem:
+    def of_batch(self, batch: SequenceBatch, seed: int) -> WindowProblem:
         """Cut into windows anew."""
         return window_problem(self.objective, batch, seed)
 

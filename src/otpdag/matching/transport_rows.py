@@ -195,25 +195,23 @@ class TransportRows(TableRows):
 
     # -- other rows ---------------------------------------------------------------------------------------------------
 
+    def of_batch(self, batch: Batch, seed: int) -> TransportRows:
+        """Laid out anew."""
+        return replace(transport_rows(self.structure, batch, self.shapes, self.direct, seed), jumps=self.jumps)
+
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TransportRows:
         """Fewer rows, and fewer points if ``coarse``."""
-        batch = self.batch.part(rows, self.seed)
         columns, direct = len(self.columns.places), self.direct
         if coarse:
             direct = replace(direct, points=max(1, direct.size(columns) // 4))
         if coarse and self.columns.windows > 1 and self._is_sliced:
             sliced = direct.sliced(columns)
             direct = replace(direct, divergence=replace(sliced, projections=max(1, sliced.projections // 4)))
-        return replace(transport_rows(self.structure, batch, self.shapes, direct, self.seed), jumps=self.jumps)
+        return replace(self, direct=direct).of_batch(self.batch.part(rows, self.seed), self.seed)
 
-    def simulated(self, point: Tensor, size: int, seed: int) -> TransportRows:
-        """Rows that the model makes, each with the gaps and covariates of a random row."""
-        rows = self.drawn(point, size, seed)
-        return replace(transport_rows(self.structure, rows, self.shapes, self.direct, seed), jumps=self.jumps)
-
-    def reweighted(self, factors: Tensor) -> TransportRows:
+    def reweighted(self, factors: Tensor) -> Self:
         """Rows whose weights are multiplied by ``factors`` (R, N); gaps are completed anew."""
-        own = replace(self, batch=replace(self.batch, weight=self.batch.weight * factors), course=FixedPoint())
+        own = replace(super().reweighted(factors), course=FixedPoint())
         compared = own._without_gaps()
         if self.matching is not None and compared.weight.shape[-1] == self.rows:
             compared = replace(compared, weight=compared.weight * self._by_row(self.matching.parts)[0])

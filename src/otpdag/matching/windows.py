@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.data.sequences import SequenceBatch, part_of
+from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states
 from otpdag.matching.model_points import ModelPoints, even_noise, even_share
@@ -93,7 +93,7 @@ class TransportWindows(Batched):
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> TransportWindows:
         """About so many steps, or these sequences; fewer points if ``coarse``."""
         direct = replace(self.direct, points=max(1, self.direct.size(1) // 4)) if coarse else self.direct
-        part = part_of(self.batch, rows, self.seed)
+        part = self.batch.part(rows, self.seed)
         return transport_windows(self.structure, part, self.shapes, direct, self.seed)
 
     def laid_out_for(self, points: Tensor) -> Self:
