@@ -199,8 +199,7 @@ class Graph:
     @cached_property
     def observed(self) -> tuple[str, ...]:
         """The nodes that are not hidden, in the order of :attr:`nodes`."""
-        hidden = set(self.hidden)
-        return tuple(node for node in self.nodes if node not in hidden)
+        return self._ordered({*self.nodes} - {*self.hidden})
 
     @cached_property
     def roots(self) -> tuple[str, ...]:

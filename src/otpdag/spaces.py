@@ -417,8 +417,8 @@ class Discrete(Space):
 
     def encode(self, cells: Array, dtype: torch.dtype = torch.float64) -> Tensor:
         """One-hot vectors of codes; all zeros where these are NaN."""
-        known = (cells >= 0) & (cells < self.size) & (cells == np.floor(cells))
-        return one_hot(torch.from_numpy(np.where(known, cells, -1)[..., 0]).long(), self.size, dtype)
+        codes = np.where(self.outside(cells), -1, cells)[..., 0]
+        return one_hot(torch.from_numpy(codes).long(), self.size, dtype)
 
     def decode(self, values: Array) -> Array:
         """The code of the largest entry; NaN where there is none."""

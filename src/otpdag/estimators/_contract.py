@@ -5,6 +5,8 @@ Arguments of estimators are fields of a dataclass: its ``__init__`` keeps them a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,10 +41,12 @@ class ModelEstimator(BaseEstimator):
     Attributes:
         fit_call: What to call first.
         allows_gaps: Whether cells may be missing.
+        reads: What else scikit-learn's tags say of the input.
     """
 
     fit_call: ClassVar[str] = "fit(X)"
     allows_gaps: ClassVar[bool] = False
+    reads: ClassVar[Mapping[str, bool]] = {}
 
     model_: Model
     result_: FitResult
@@ -72,5 +76,5 @@ class ModelEstimator(BaseEstimator):
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = self.allows_gaps
+        tags.input_tags = replace(tags.input_tags, allow_nan=self.allows_gaps, **self.reads)
         return tags

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,6 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.utils import Tags
 
 from otpdag.data import Documents
 from otpdag.engine import EM, FitResult, SearchSchedule, fit
@@ -110,6 +109,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     vectorizer: Any = None
     callbacks: Sequence[Callback] = ()
     random_state: RandomState = 0
+
+    reads: ClassVar[Mapping[str, bool]] = {"sparse": True, "positive_only": True}
 
     # -- fit ------------------------------------------------------------------------------------------------------
 
@@ -353,12 +354,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         else:
             counts = self._vectorizer.transform(texts)
         return sp.sparse.csr_array(counts.astype(np.float64))
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        tags.input_tags.positive_only = True
-        return tags
 
 
 def _texts(documents: Any) -> list[Any] | None:

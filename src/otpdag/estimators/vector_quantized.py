@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import entropy
-from sklearn.utils import Tags
 from torch import Tensor, nn
 
 from otpdag import mechanisms as m
@@ -107,6 +106,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     kind = "vector-quantised auto-encoder"
     decoded_from = "quantized"
+    reads: ClassVar[Mapping[str, bool]] = {"two_d_array": False, "three_d_array": True}
     format_: PictureFormat = field(init=False)
 
     n_codes: int = 512
@@ -255,11 +255,6 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
     @property
     def _quantized(self) -> Quantized:
         return cast(Quantized, self.model_.fitted.structure.mechanisms["quantized"])
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
-        return tags
 
     # -- files -------------------------------------------------------------------------------------------------------
 
