@@ -205,43 +205,64 @@ class _Passes:
         return beta
 
     def joints(self) -> tuple[Array, Array]:
-        """Filtered probabilities before each stretch, and backward messages after it (R, S, B), up to factors.
+        """Filtered probabilities before each stretch, and backward messages after it (R, S, B).
 
         A sequence's first stretch forgets all before it, so that sequences may follow one another.
         """
+        levels = _products(self._transfers())
+        entering, leaving = (_around(levels, after=after)[..., : self.emission.shape[-1]] for after in (False, True))
+        return entering / entering.sum(1, keepdims=True), leaving
+
+    def _transfers(self) -> Array:
+        """What each stretch turns the state before it into, (R, B, S, S) up to factors; its rows run side by side."""
         _, replicas, size, many = self.emission.shape
-        message = np.tile(np.eye(size)[None, :, :, None], (replicas, 1, 1, many))
-        for place in range(self.length):
-            moved = np.matmul(self.moves.back[:, None], message)
+        message, moved = (np.empty((replicas, size, size, many)) for _ in range(2))
+        rows, moved_rows = (one.reshape(replicas, size, -1) for one in (message, moved))
+        moved[:] = self.moves.back[..., None]
+        for place, emission in enumerate(self.emission[:, :, :, None]):
+            if place:
+                np.matmul(self.moves.back, rows, out=moved_rows)
             if place in self.moves.begins:
                 moved[..., self.moves.begins[place]] = 1.0
-            moved *= self.emission[place][:, None]
-            message = moved / moved.max((1, 2), keepdims=True) if self.scale_at[place] is not None else moved
-        levels = _products(np.moveaxis(message, -1, 1))
-        from_the_end = [level[:, ::-1].swapaxes(-1, -2) for level in levels]
-        return _before(levels)[..., :many], _before(from_the_end)[..., ::-1][..., :many]
+            np.multiply(moved, emission, out=message)
+            if self.scale_at[place] is not None:
+                np.divide(message, message.max((1, 2), keepdims=True), out=message)
+        return np.ascontiguousarray(np.moveaxis(message, (1, 2, 3), (3, 2, 1)))
 
 
 def _products(matrices: Array) -> list[Array]:
-    """The matrices (R, N, S, S), filled up to a power of two by identities, products of two, of four, and so on.
+    """The matrices (R, N, S, S), products of two, of four, and so on to the last two, each over the sum of its entries.
 
-    Each is scaled by its largest entry.
+    An identity is put behind where their number is odd.
     """
-    replicas, many, size, _ = matrices.shape
-    rest = 2 ** (many - 1).bit_length() - many
-    levels = [np.concatenate([matrices, np.broadcast_to(np.eye(size), (replicas, rest, size, size))], 1)]
-    while levels[-1].shape[1] > 1:
+    replicas, _, size, _ = matrices.shape
+    levels = [_even(matrices)]
+    while levels[-1].shape[1] > 2:
         product = levels[-1][:, 0::2] @ levels[-1][:, 1::2]
-        levels.append(product / product.max((-1, -2), keepdims=True))
+        product /= (product.reshape(replicas, -1, size**2) @ np.ones(size**2))[..., None, None]
+        levels.append(_even(product))
     return levels
 
 
-def _before(levels: list[Array]) -> Array:
-    """Probabilities of the state before each matrix (R, S, N)."""
+def _even(matrices: Array) -> Array:
+    """Matrices (R, N, S, S) in even number."""
+    if matrices.shape[1] % 2 == 0:
+        return matrices
+    last = np.broadcast_to(np.eye(matrices.shape[-1]), matrices[:, :1].shape)
+    return np.concatenate([matrices, last], 1)
+
+
+def _around(levels: list[Array], *, after: bool) -> Array:
+    """Up to factors, probabilities of the state before each matrix (R, S, N), or what those behind it say of it.
+
+    They are what is known around a pair; the other matrix of the pair tells what is known around one of the two.
+    """
     replicas, _, size, _ = levels[0].shape
-    values = np.full((replicas, 1, size), 1 / size)
-    for level in reversed(levels[:-1]):
-        second = (values[:, :, None] @ level[:, 0::2])[:, :, 0]
-        both = np.stack([values, second / second.sum(-1, keepdims=True)], 2)
-        values = both.reshape(replicas, -1, size)
-    return values.swapaxes(1, 2)
+    values = np.full((replicas, 1, 1, size), 1 / size)
+    for level in reversed(levels):
+        values, both = values[:, : level.shape[1] // 2], np.empty((replicas, level.shape[1] // 2, 2, size))
+        both[:, :, int(after)] = values[:, :, 0]
+        other = level[:, 1::2].swapaxes(-1, -2) if after else level[:, 0::2]
+        np.matmul(values, other, out=both[:, :, 1 - after : 2 - after])
+        values = both.reshape(replicas, -1, 1, size)
+    return np.ascontiguousarray(values[:, :, 0].swapaxes(1, 2))
