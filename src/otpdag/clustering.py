@@ -50,15 +50,14 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     Returns:
         The moved centres.
     """
-    lengths = _squared_lengths(columns)
+    lengths, before = _squared_lengths(columns), None
     for _ in range(steps):
         labels = squared_distances(columns, centres, lengths).argmin(1)
-        member = np.eye(len(centres), dtype=columns.dtype)[labels]
-        counts = member.sum(0)
-        moved = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
-        if np.allclose(moved, centres):
+        if before is not None and (labels == before).all():
             break
-        centres = moved
+        before, member = labels, np.eye(len(centres), dtype=columns.dtype)[labels]
+        counts = member.sum(0)
+        centres = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
     return centres
 
 

@@ -223,10 +223,12 @@ class Updates:
     Args:
         suffice: Whether every parameter has an update that leads far, so that they run alone; else descent follows.
         stretched: Coordinates (P,) in which they may be over-relaxed; all if left out.
+        apart: Whether replicas may be updated without the others: nothing is laid out or weighed for each of them.
     """
 
     suffice: bool = True
     stretched: Tensor | None = None
+    apart: bool = False
 
 
 class Problem(ABC):

@@ -13,12 +13,14 @@ from otpdag import mechanisms as m
 from otpdag.data import Schema
 from otpdag.data.sequences import Sequences, encode_sequences
 from otpdag.engine import Layout
+from otpdag.likelihood.chain_layout import HiddenFamilies, joint_states
 from otpdag.likelihood.chain_problem import (
     FEWEST_UNITS,
     _by_kind,
     chain_problem,
     expected_log_potential,
 )
+from otpdag.mechanisms.base import fitted_to_rows
 from otpdag.problem import packed_point
 from tests.dynamic_models import (
     by_paths,
@@ -307,3 +309,31 @@ def test_steps_that_show_the_same_are_laid_out_once(values, alike):
     x[0, 7] = np.nan
     chain = laid_out(random_poisson_hmm(), x)
     assert len(chain.phase) == (5 if alike else 60)  # three counts and a gap of later steps, and the first step
+
+
+def test_hidden_families_say_what_densities_and_rows_of_all_states_say():
+    graph = otp.Graph([otp.lag("z", "z"), ("z", "w"), ("w", "x")], hidden=["z", "w"])
+    nodes = {"z": m.StayOrMove(3), "z[0]": m.Categorical(3), "w": m.Categorical(2), "x": m.Poisson()}
+    rng, structure = np.random.default_rng(4), otp.Model(graph, nodes).structure
+    shares = {"z[0]": rng.dirichlet(np.ones(3), (2, 1)), "w": rng.dirichlet(np.ones(2), (2, 3))}
+    given = {name: {"probs": torch.as_tensor(probs)} for name, probs in shares.items()}
+    given["z"] = {"stay": torch.tensor([[0.7], [0.9]]).double()}
+    states = joint_states(structure, ("z", "w"))
+    families = HiddenFamilies.of(structure, states)
+    begun, joined = families.potentials(given)
+    first, every, pair = (torch.as_tensor(rng.gamma(1.0, 1.0, (2, *[6] * axes))) for axes in (1, 1, 2))
+    found = families.maximised(given, first, every, pair)
+    now, before = states.now, {name: value.repeat_interleave(6, 0) for name, value in states.before.items()}
+    late = {name: value.repeat(6, 1) for name, value in now.items()}
+    mechanisms = structure.mechanisms
+
+    def density(name, value, parents):
+        return mechanisms[name].log_prob(given[name], value[None], {key: one[None] for key, one in parents.items()})
+
+    within = density("w", now["w"], now)
+    along = density("z", late["z"], before).unflatten(-1, (6, 6))
+    torch.testing.assert_close(begun, density("z[0]", now["z"], {}) + within)
+    torch.testing.assert_close(joined, along + within.unsqueeze(1))
+    rows = {"z": (late["z"], before, pair.flatten(1)), "z[0]": (now["z"], {}, first), "w": (now["w"], now, every)}
+    for name, (value, parents, weight) in rows.items():
+        torch.testing.assert_close(found[name], fitted_to_rows(mechanisms[name], given[name], value, parents, weight))

@@ -217,16 +217,15 @@ def canonical_order(columns: Iterable[npt.NDArray[np.float64]], rows: int) -> Co
     np.True_
     """
     hashed = np.zeros(rows, dtype=np.uint64)
-    alike = np.arange(rows)  # rows that no column so far tells apart from all others
+    alike: Codes | None = None  # rows that no column so far tells apart from all others; all of them at first
     for column in columns:
-        order, differs = _ordered(column if len(alike) == rows else column[alike])
-        if len(alike) == rows and differs.all():
+        order, differs = _ordered(column if alike is None else column[alike])
+        if alike is None and differs.all():
             return order[np.random.default_rng(rows).permutation(rows)]
-        ranks = np.zeros(len(alike), dtype=np.uint64)
+        ranks, at = np.zeros(len(order), dtype=np.uint64), order if alike is None else alike[order]
         np.cumsum(differs, out=ranks[1:])
-        hashed[alike[order]] = mixed(hashed[alike[order]] ^ ranks)
-        again = np.append(False, ~differs) | np.append(~differs, False)
-        alike = alike[np.sort(order[again])]
+        hashed[at] = mixed(hashed[at] ^ ranks)
+        alike = np.sort(at[np.append(False, ~differs) | np.append(~differs, False)])
         if not len(alike):
             break
     return np.argsort(hashed)

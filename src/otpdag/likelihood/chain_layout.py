@@ -28,7 +28,7 @@ from torch import Tensor
 from otpdag.data.batch import distinct_rows
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.mechanisms.base import fitted_to_rows
+from otpdag.mechanisms.base import ExponentialFamily, Mechanism, Params
 from otpdag.numerics import joint_codes
 from otpdag.structure import Naturals, Structure, lag_name
 
@@ -432,46 +432,94 @@ def _term(
     return table.expand(*table.shape[:2], *(states.size,) * (2 if joins else 1)), joins
 
 
-def hidden_potentials(structure: Structure, naturals: Naturals, states: States) -> tuple[Tensor, Tensor]:
-    """Log-potentials of the states of first steps (R, S), and of pairs of states (R, S, S).
+@dataclass(frozen=True, eq=False)
+class HiddenFamily:
+    """A hidden node whose log-density is features of its value times a row of coefficients, in every state or pair.
 
-    They are all that hidden nodes say of states where none reads an observed node and lags are one step at most.
+    Attributes:
+        features: Of its value in each state (S, F).
+        rows: Rows of coefficients: one for each configuration of its parents.
+        place: Of each state, or of each pair with those before first, the row and the state, as one number (n,).
     """
-    begun = torch.zeros(1, states.size, dtype=torch.float64)
-    joined = begun.new_zeros(1, states.size, states.size)
-    for name in structure.mechanisms:
-        base = structure.base(name)
-        if base not in states.nodes:
-            continue
-        table, joins = _term(structure, naturals, states, name)
-        if not joins and (structure.longest_lag(base) > 0) == (name != base):
-            begun = begun + table[:, 0]
-        if name == base:
-            joined = joined + (table[:, 0] if joins else table)
-    return begun, joined
+
+    mechanism: ExponentialFamily
+    features: Tensor
+    rows: int
+    place: Tensor
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, node: str, states: States) -> HiddenFamily | None:
+        """None for a mechanism without features."""
+        if not isinstance(mechanism, ExponentialFamily):
+            return None
+        own, family = states.now[node], mechanism.family
+        features = mechanism.features(own, torch.ones_like(own[:, :1], dtype=torch.bool))
+        if features is None:
+            return None
+        row, rows = torch.zeros(1, dtype=torch.long), 1
+        for name, space in family.parents:
+            is_now = name in states.now
+            digit = (states.now if is_now else states.before)[name].argmax(-1)
+            row, rows = space.width * row + (digit if is_now else digit.unsqueeze(1)), space.width * rows
+        return cls(mechanism, features, rows, (states.size * row + torch.arange(states.size)).flatten())
+
+    def potentials(self, params: Params) -> Tensor:
+        """Log-densities (R, 1 or S, S)."""
+        table = self.mechanism.coefficients(params) @ self.features.T
+        return table.flatten(1)[:, self.place].unflatten(-1, (-1, len(self.features)))
+
+    def maximised(self, params: Params, weight: Tensor) -> dict[str, Tensor]:
+        """The likeliest parameters for expected counts of states, or of pairs (R, n)."""
+        counts = weight.new_zeros(len(weight), self.rows * len(self.features)).index_add_(1, self.place, weight)
+        return self.mechanism.fitted(params, counts.unflatten(-1, (self.rows, -1)) @ self.features)
 
 
-def maximised_hidden(
-    structure: Structure, naturals: Naturals, states: States, first: Tensor, every: Tensor, pair: Tensor
-) -> dict[str, dict[str, Tensor]]:
-    """Parameters of hidden nodes from expected counts of first states (R, S), of all (R, S), and of pairs (R, S, S)."""
-    found = {}
-    for name, mechanism in structure.mechanisms.items():
-        base = structure.base(name)
-        if base in states.nodes and structure.keys[name]:
-            parents = [parent for parent, _ in mechanism.family.parents]
-            joins = any(parent not in states.now for parent in parents)
-            values = {one: _in_states(states, one, in_pairs=joins) for one in (base, *parents)}
-            weight = pair.flatten(1) if joins else every if name == base else first
-            found[name] = fitted_to_rows(mechanism, naturals[name], values[base], values, weight)
-    return found
+@dataclass(frozen=True, eq=False)
+class HiddenFamilies:
+    """All that hidden nodes say of states where none reads an observed node and lags are one step at most."""
 
+    structure: Structure
+    states: States
+    known: Mapping[str, HiddenFamily | None]
 
-def _in_states(states: States, name: str, *, in_pairs: bool) -> Tensor:
-    """A hidden node's value, now or before, in all states, or in all pairs of states: those before go first."""
-    if name not in states.now:
-        return states.before[name].repeat_interleave(states.size, 0)
-    return states.now[name].repeat(states.size, 1) if in_pairs else states.now[name]
+    @classmethod
+    def of(cls, structure: Structure, states: States) -> HiddenFamilies:
+        """The families of all hidden nodes, and of those in first steps."""
+        names = (name for name in structure.mechanisms if structure.base(name) in states.nodes)
+        known = {name: HiddenFamily.of(structure.mechanisms[name], structure.base(name), states) for name in names}
+        return cls(structure, states, known)
+
+    def potentials(self, naturals: Naturals) -> tuple[Tensor, Tensor]:
+        """Log-potentials of the states of first steps (R, S), and of pairs of states (R, S, S)."""
+        begun, joined = [], []
+        for name, family in self.known.items():
+            base = self.structure.base(name)
+            if family is None:
+                table, joins = _term(self.structure, naturals, self.states, name)
+                table = table[:, 0] if joins else table
+            else:
+                table, joins = family.potentials(naturals[name]), self._joins(name)
+            if not joins and (self.structure.longest_lag(base) > 0) == (name != base):
+                begun.append(table[:, 0])
+            if name == base:
+                joined.append(table)
+        none = torch.zeros(1, self.states.size, dtype=torch.float64)
+        return sum(begun, none), sum(joined, none.unsqueeze(1).expand(-1, self.states.size, -1))
+
+    def maximised(self, naturals: Naturals, first: Tensor, every: Tensor, pair: Tensor) -> dict[str, dict[str, Tensor]]:
+        """Parameters from expected counts of first states (R, S), of all (R, S), and of pairs (R, S, S)."""
+        found = {}
+        for name, family in self.known.items():
+            if self.structure.keys[name]:
+                assert family is not None, "what has a maximum in closed form has features"
+                at_first = self.structure.base(name) != name
+                weight = pair.flatten(1) if self._joins(name) else first if at_first else every
+                found[name] = family.maximised(naturals[name], weight)
+        return found
+
+    def _joins(self, name: str) -> bool:
+        """Whether a parent is an earlier value."""
+        return any(parent not in self.states.now for parent, _ in self.structure.mechanisms[name].family.parents)
 
 
 def _clamp(chain: Chain) -> Tensor:

@@ -30,7 +30,6 @@ from otpdag.likelihood.chain_layout import (
     Lanes,
     Linear,
     Potentials,
-    hidden_potentials,
     lay_out_chain,
     potentials,
 )
@@ -215,15 +214,16 @@ class ChainProblem(SequenceUnits, ReadStates):
         """
         if self.reader is None:
             return None
+        apart = len(self.factors) == 1
         if len(self.batch.lengths) >= FEWEST_UNITS:
-            return Updates()
+            return Updates(apart=apart)
         keys = self.structure.keys.items()
         first = {key for name, own in keys if self.structure.base(name) != name for key in own.values()}
-        return Updates(stretched=~columns_of(self.shapes, first))
+        return Updates(stretched=~columns_of(self.shapes, first), apart=apart)
 
     def sums(self, naturals: Naturals, reader: StateReader) -> Sums:
         """Of all steps, every one of them read anew where features are few: that costs no more than to look it up."""
-        hidden = hidden_potentials(self.structure, naturals, self.chain.states)
+        hidden = reader.hidden.potentials(naturals)
         few = sum(reader.sizes) <= self.few_features or len(self.chain.phase) == self.rows
         sums = self._placed_sums(naturals, reader, *hidden) if few else None
         if sums is None:
@@ -276,7 +276,7 @@ class ChainProblem(SequenceUnits, ReadStates):
         values = {name: one[0].double() for name, one in self.chain.values.items()}
         return self.reader.features(values, {name: one[0] for name, one in self.chain.mask.items()})
 
-    @property
+    @cached_property
     def _weight(self) -> Tensor | None:
         return None if bool((self.factors == 1).all()) else self.factors
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from otpdag.data import Batch
-from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states, maximised_hidden
+from otpdag.likelihood.chain_layout import HiddenFamilies, States, joint_states
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
 from otpdag.mechanisms.parameters import Bounded, Ridge
@@ -160,6 +160,11 @@ class StateReader:
             sizes.append(tried.shape[1])
         return cls(structure, states, tuple(nodes), tuple(sizes)) if nodes and sum(sizes) <= most else None
 
+    @cached_property
+    def hidden(self) -> HiddenFamilies:
+        """What hidden nodes say of the states."""
+        return HiddenFamilies.of(self.structure, self.states)
+
     def features(self, values: Values, mask: Values) -> Tensor:
         """Features of rows (n, F + 1)."""
         parts = [one.features(values, mask) for one in self.nodes]
@@ -174,7 +179,7 @@ class StateReader:
 
     def maximised(self, naturals: Naturals, sums: Sums) -> dict[str, dict[str, Tensor]]:
         """Natural parameters of every node at which these sums are likeliest."""
-        found = maximised_hidden(self.structure, naturals, self.states, sums.first, sums.features[..., -1], sums.pair)
+        found = self.hidden.maximised(naturals, sums.first, sums.features[..., -1], sums.pair)
         for one, part in zip(self.nodes, sums.features[..., :-1].split(self.sizes, -1), strict=True):
             found[one.node] = one.maximised(naturals, part)
         return found
@@ -222,7 +227,7 @@ class ReadStates(Units):
             return None
         part = self.subset(SWAP_ROWS)
         assert isinstance(part, ReadStates), "a part is read as the whole is"
-        return near(part, point, part._with_swaps(point, self.reader))
+        return near(part, point, part._with_swaps(point, self.reader), lambda points: part.update(points)[1].total)
 
     def _with_swaps(self, point: Tensor, reader: StateReader) -> Tensor:
         """The point (1, P) after each swap (K, P)."""
@@ -261,7 +266,10 @@ class StateProblem(ReadStates, SummedRows):
     block_rows: ClassVar[int] = 2**12
     rows_for_each_parameter: ClassVar[int] = 2
 
-    updates = Updates()  # every node has a maximum in closed form
+    @cached_property
+    def updates(self) -> Updates:
+        """Every node has a maximum in closed form."""
+        return Updates(apart=len(self.batch.weight) == 1)
 
     def loss(self, point: Tensor) -> LossTerms:
         """The loss of a row: reported as reconstruction, since its parts are not told apart."""
@@ -283,7 +291,7 @@ class StateProblem(ReadStates, SummedRows):
         return Reading(features, self.weight[0], posterior), posterior.new_zeros(len(coefficients), len(coefficients))
 
     def _coefficients(self, naturals: Naturals) -> Tensor:
-        log_prior, _ = hidden_potentials(self.structure, naturals, self.reader.states)
+        log_prior, _ = self.reader.hidden.potentials(naturals)
         return self.reader.coefficients(naturals, log_prior)
 
     def _expected(self, coefficients: Tensor) -> Sums:

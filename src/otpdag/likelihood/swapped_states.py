@@ -121,15 +121,15 @@ def _halves(features: Tensor, taken: Tensor) -> Tensor:
     return (scaled @ direction.T > (centre * direction).sum(-1)).to(taken)
 
 
-def near(part: Problem, point: Tensor, candidates: Tensor) -> Proposals | None:
+def near(part: Problem, point: Tensor, candidates: Tensor, losses_at: Callable[[Tensor], Tensor]) -> Proposals | None:
     """Of points (K, P) those that begin lowest and near an optimum ``point`` (1, P), to be compared on ``part``.
 
-    None where none does: they would come back to it.
+    None where none does: they would come back to it. Losses (R,) are those ``at`` points on the part.
     """
     if not len(candidates):
         return None
     points = torch.cat([point, candidates])
-    losses = part.laid_out_for(points).loss(points).total
+    losses = losses_at(points)
     order = 1 + losses[1:].argsort()[:FOLLOWED]
     order = order[losses[order] < losses[0] + MOST_ABOVE]
     return Proposals(part, points[order]) if len(order) else None
@@ -169,7 +169,8 @@ def swapped_rows(problem: TableRows, point: Tensor, probabilities: Probabilities
     part = problem.subset(SWAP_ROWS, coarse=True)
     assert isinstance(part, TableRows), "a part of a table's rows has rows"
     with torch.no_grad():
-        return near(part, point, torch.cat([point[:0], *_with_swaps(part, point, node, probabilities)]))
+        swapped = torch.cat([point[:0], *_with_swaps(part, point, node, probabilities)])
+        return near(part, point, swapped, lambda points: part.laid_out_for(points).loss(points).total)
 
 
 def _with_swaps(part: TableRows, point: Tensor, node: str, probabilities: Probabilities) -> list[Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
-from otpdag.likelihood.chain_layout import States, hidden_potentials, joint_states
+from otpdag.likelihood.chain_layout import HiddenFamilies, States, joint_states
 from otpdag.matching.model_points import ModelPoints, even_noise, even_share
 from otpdag.matching.transport_cost import Columns, ComparedRows, directions
 from otpdag.matching.transport_rows import FEWEST_EFFECTIVE
@@ -68,7 +69,7 @@ class TransportWindows(Batched):
         shown = [self.columns.of_values(values) for values, _ in steps]
         shape = np.broadcast_shapes(*(one.shape[:-1] for one in shown))
         windows = torch.cat([one.expand(*shape, -1) for one in shown], -1)
-        first, moves = (torch.exp(logs) for logs in hidden_potentials(self.structure, naturals, self.states))
+        first, moves = (torch.exp(logs) for logs in self._hidden.potentials(naturals))
         log_weight = torch.stack(torch.broadcast_tensors(*(own for _, own in steps))).sum(0)
         along = moves[:, self.paths[:, :-1], self.paths[:, 1:]].log().sum(-1)
         total = log_weight.new_zeros(1)
@@ -78,6 +79,10 @@ class TransportWindows(Batched):
             weight = torch.softmax(log_weight + law.repeat_interleave(each, -1), -1)
             total = total + stratum.share * stratum.compared.cost(windows, weight)
         return LossTerms.of(total, direct=total)
+
+    @cached_property
+    def _hidden(self) -> HiddenFamilies:
+        return HiddenFamilies.of(self.structure, self.states)
 
     @property
     def pace(self) -> Pace:

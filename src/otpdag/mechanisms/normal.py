@@ -257,11 +257,19 @@ class Normal(NormalOnLine):
         return torch.cat(torch.broadcast_tensors(one, precision * inside, -0.5 * precision), -1)
 
     def fitted(self, params: Params, sums: Tensor) -> dict[str, Tensor]:
-        """Means, then the spread around them: :meth:`regressed` on no parents."""
+        """Means, then the spread around them, or around the level that is given."""
         count, first, second = sums.split(self.dim, -1)
         shift, unit = self.centre_and_unit(sums)
-        moments = torch.stack([second, first, first, count], -1).unflatten(-1, (2, 2))
-        return self.regressed(params, moments, shift.unsqueeze(-1), unit)
+        declared, fitted = self.declared(), dict(params)
+        if declared["loc"].learned:
+            centre = first / count.clamp(min=torch.finfo(count.dtype).tiny)
+            fitted["loc"] = torch.where(count > 0, shift + unit * centre, params["loc"])
+        else:
+            centre = (params["loc"] - shift) / unit
+        if declared["scale"].learned:
+            squares = second - centre * (2 * first - count * centre)
+            fitted["scale"] = self._spread(squares * unit.square(), count, params["scale"])
+        return fitted
 
     def regressed(
         self, params: Params, moments: Tensor, shift: Tensor, unit: Tensor, least: float = 1e-8
