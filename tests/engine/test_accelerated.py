@@ -133,6 +133,63 @@ def test_it_goes_on_from_a_snapshot():
     torch.testing.assert_close(resumed.loss, whole.loss, rtol=0, atol=0)
 
 
+@dataclass(frozen=True)
+class Counted(Contraction):
+    """The same, which counts the replicas of every update, and may update some of them alone."""
+
+    apart: bool
+    replicas: list = field(default_factory=list)
+
+    @property
+    def updates(self):
+        return Updates(apart=self.apart)
+
+    def update(self, point):
+        self.replicas.append(len(point))
+        return super().update(point)
+
+
+def test_settled_replicas_are_left_out_of_updates():
+    goal = run().problem.goal
+    start = torch.cat([goal, torch.zeros(2, 4, dtype=torch.float64)])
+    together, apart = (Counted(goal, apart) for apart in (False, True))
+    seen = {}
+    for problem in (together, apart):
+        steps = seen[problem.apart] = []
+        accelerated_updates(Run(problem, start, 200), 1e-14, lambda one, steps=steps: steps.append(one.terms.total))
+    assert set(together.replicas) == {3}
+    assert len(apart.replicas) == len(together.replicas)
+    assert apart.replicas[-1] == 2
+    torch.testing.assert_close(torch.stack(seen[True]), torch.stack(seen[False]))
+
+
+def test_a_run_that_goes_on_mixes_what_the_one_before_had_seen():
+    first = accelerated_updates(run(5), 1e-14, lambda progress: False)
+    again, on = (
+        accelerated_updates(replace(run(), points=first.point, memory=memory), 1e-14, lambda progress: False)
+        for memory in ({}, first.memory)
+    )
+    assert on.steps < again.steps
+    torch.testing.assert_close(on.point, run().problem.goal.expand(3, -1), atol=1e-5, rtol=0)
+
+
+def test_a_replica_that_gives_up_stays_where_it_is():
+    start = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64).expand(-1, 4)
+    seen = {}
+    for name, second in (("all", False), ("some", True)):
+        gives_up = lambda progress, fall, second=second: torch.tensor([False, second and progress.step == 3, False])  # noqa: E731
+        steps = seen[name] = []
+        outcome = accelerated_updates(
+            replace(run(12), points=start, gives_up=gives_up), 1e-14, lambda one, steps=steps: steps.append(one.points)
+        )
+    whole, some = torch.stack(seen["all"]), torch.stack(seen["some"])
+    assert bool(outcome.converged[[0, 2]].all())
+    assert not bool(outcome.converged[1])
+    torch.testing.assert_close(some[:, [0, 2]], whole[: len(some), [0, 2]])
+    torch.testing.assert_close(some[3:, 1], whole[3, 1].expand(len(some) - 3, -1))
+    assert not torch.equal(whole[4, 1], whole[3, 1])
+
+
 def chain(kind):
     rng = np.random.default_rng(3)
     states = (rng.random((6, 150)) < 0.1).cumsum(1) % 2

@@ -8,12 +8,14 @@ import pandas as pd
 import pytest
 
 import otpdag as otp
-from benchmarks.harness import Settings
+from benchmarks.harness import Settings, streams
 from benchmarks.optima import race
 from benchmarks.problems import MIXED_DAG
 from benchmarks.recovery import draw
+from benchmarks.speed import chain_model, chain_series
 from experiments.small_models import delete_cells
 from otpdag import mechanisms as m
+from otpdag.engine.optimiser import Acceleration
 
 
 def classes(states: int, rows: int = 300, items: int = 6, apart: float = 1.5, seed: int = 0) -> pd.DataFrame:
@@ -78,6 +80,19 @@ def test_starts_that_creep_towards_one_optimum_have_reached_it():
     result = otp.fit(model, otp.Sequences(frame, sequence="id"), seed=0, restarts=16, progress=False)
     ends = np.array([restart.short_loss for restart in result.restarts]) * len(frame)
     assert result.reached == (ends < np.nanmin(ends) + 0.5).sum() > (ends < np.nanmin(ends) + 1e-3).sum()
+
+
+def test_a_start_that_creeps_far_behind_gives_up(monkeypatch):
+    """Of four starts two have settled after eight steps; one creeps 700 units above them, by 0.02 in a step."""
+    sources = streams(93, "speed_normal_1x10000", 1)
+    series = chain_series("normal", 1, 10_000, sources.data)
+    quick = otp.fit(chain_model("normal"), series, seed=sources.fit, restarts=4, progress=False)
+    monkeypatch.setattr(Acceleration, "most_gain", 1e9)
+    patient = otp.fit(chain_model("normal"), series, seed=sources.fit, restarts=4, progress=False)
+    steps = [sum(len(stage.losses) for stage in one.stages) for one in (quick, patient)]
+    assert steps[0] < steps[1] - 5
+    assert quick.loss == pytest.approx(patient.loss, abs=1e-9)
+    assert quick.reached == patient.reached == 2
 
 
 def mixed(table: pd.DataFrame, **options) -> otp.FitResult:

@@ -24,7 +24,7 @@ from otpdag.numerics import under
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 
 WHAT = "otpdag checkpoint"
-FORMAT = f"{WHAT} 4"
+FORMAT = f"{WHAT} 5"
 
 
 @dataclass

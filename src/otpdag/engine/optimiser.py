@@ -32,6 +32,7 @@ from otpdag.numerics import Array, correction, under
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
 
 SMALL_IN_A_ROW = 3  # small changes in a row that make an end: one or two happen in narrow valleys
+MIXED = "mixed."  # under which a memory has what updates were mixed from
 
 # what an optimiser has learned on its way, as named tensors: it can be handed on, and written to a file
 Memory = Mapping[str, Tensor]
@@ -82,6 +83,7 @@ class Run:
         memory: What an earlier run learned, if this one goes on from it.
         is_over: Whether work before the first step shall be cut short: somebody asked for the end.
         rivalry: How replicas compete, if all but one are given up afterwards; every end matters if left out.
+        gives_up: Of accelerated updates, which replicas (R,) have no chance any more and stay where they are.
     """
 
     problem: Problem
@@ -92,6 +94,7 @@ class Run:
     memory: Memory = field(default_factory=dict)
     is_over: Callable[[], bool] = lambda: False
     rivalry: Rivalry | None = None
+    gives_up: Callable[[Progress, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ class _Accelerated:
             not.
         quick_falls: How many falls in a row were each a small share of the one before.
         share: How much of the plain update the trial is; more than one where it is a combination.
+        given_up: Whether somebody asked a replica to stay where it is.
     """
 
     point: Array
@@ -206,12 +210,16 @@ class _Accelerated:
     quick_falls: Array
     rules: ClassVar[Acceleration] = Acceleration()
     share: Array
+    given_up: Array
     step: int
 
     @classmethod
-    def of(cls, points: Tensor) -> _Accelerated:
+    def of(cls, points: Tensor, seen: Memory | None = None) -> _Accelerated:
+        """Where a run begins, perhaps with what was :meth:`seen` before it."""
         start = points.detach().cpu().double().numpy().copy()
         empty, none = np.zeros((len(start), cls.rules.remembered, start.shape[1])), np.zeros(len(start))
+        held = {"moves": empty, "changes": empty, "fall": none}
+        held = {name: seen[name].numpy().copy() if seen else one.copy() for name, one in held.items()}
         infinite = np.full_like(none, np.inf)
         return cls(
             point=start,
@@ -219,13 +227,12 @@ class _Accelerated:
             trial=start,
             plain=start,
             change=np.zeros_like(start),
-            moves=empty,
-            changes=empty.copy(),
+            **held,
             small=none,
-            fall=none.copy(),
             rest=infinite.copy(),
             quick_falls=none.copy(),
             share=np.ones_like(none),
+            given_up=none.copy(),
             step=0,
         )
 
@@ -233,8 +240,7 @@ class _Accelerated:
     def follow(self, updates: Array, loss: Array, tolerance: float, mixed: Array | None = None) -> None:
         """Keep or refuse the trial, and choose the next one; only coordinates that are ``mixed`` (P,) go further."""
         change = updates - self.trial if mixed is None else (updates - self.trial) * mixed
-        # one that has ended stays where it is: it depends on no other
-        ended = self.small >= SMALL_IN_A_ROW
+        ended = self.is_settled
         finite = np.isfinite(loss) & np.isfinite(change).all(-1) & ~ended
         fallen = self.loss - loss
         good = finite & (fallen >= -self.rules.rounding * (1 + np.abs(loss)))
@@ -277,6 +283,17 @@ class _Accelerated:
             self.share = np.where(combined, 1.0 / self.rules.shorter, self.share)
         self.step += 1
 
+    def seen(self) -> dict[str, Tensor]:
+        """What a run on the same or a similar problem may go on with: differences, the oldest first, and falls."""
+        moves, changes = (np.roll(one, -(self.step % self.rules.remembered), 1) for one in (self.moves, self.changes))
+        held = {"moves": moves, "changes": changes, "fall": self.fall, "given_up": self.given_up}
+        return {name: torch.from_numpy(one.copy()) for name, one in held.items()}
+
+    @property
+    def is_settled(self) -> NDArray[np.bool_]:
+        """Which replicas (R,) have come to their end: they stay where they are, and depend on no other."""
+        return (self.small >= SMALL_IN_A_ROW) | (self.given_up > 0)
+
     @property
     def plain_is_higher(self) -> NDArray[np.bool_]:
         """Whether the plain update (R,) was tried and raised the loss."""
@@ -285,7 +302,7 @@ class _Accelerated:
     @np.errstate(invalid="ignore")
     def have_ended(self, rivalry: Rivalry | None, left: int) -> bool:
         """Whether all replicas have settled; of rivals, whether it is known which of them is to be kept."""
-        settled = self.small >= SMALL_IN_A_ROW
+        settled = self.is_settled
         if rivalry is None or self.step < 2:  # a single loss tells no fall
             return bool(settled.all())
         best = self.loss.argmin()
@@ -303,22 +320,39 @@ def _size(change: Array) -> Array:
 
 
 def accelerated_updates(run: Run, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
-    """Update all replicas of a run until nothing changes."""
-    state = _Accelerated.of(run.points) if resume is None else from_memory(_Accelerated, resume)
-    return _updated(run, state, tolerance, watch)
+    """Update all replicas of a run until nothing changes; one that goes on mixes what the one before had seen."""
+    begun = _Accelerated.of(run.points, under(run.memory, MIXED))
+    state = begun if resume is None else from_memory(_Accelerated, resume)
+    outcome = _updated(run, state, tolerance, watch)
+    return replace(outcome, memory={MIXED + name: value for name, value in state.seen().items()})
 
 
 def _updated(run: Run, state: _Accelerated | _OverRelaxed, tolerance: float, watch: Watch) -> Outcome:
     """Follow updates until nothing changes."""
+    terms: LossTerms | None = None
     for step in range(state.step, run.steps):
-        terms = _followed(run, state, tolerance)[1]
+        _, terms = _followed(run, state, tolerance, terms)
         loss, point = (torch.from_numpy(array).to(run.points) for array in (state.loss, state.point))
-        stop = watch(Progress(step, terms, loss, point, partial(as_memory, state)))
+        progress = Progress(step, terms, loss, point, partial(as_memory, state))
+        if run.gives_up is not None and isinstance(state, _Accelerated):
+            out = run.gives_up(progress, torch.from_numpy(state.fall)).numpy()
+            state.given_up = np.where(state.is_settled, state.given_up, out)
+        stop = watch(progress)
         if stop or state.have_ended(run.rivalry, run.steps - state.step):
             break
     converged = torch.from_numpy(state.small >= SMALL_IN_A_ROW)
     loss, point = (torch.from_numpy(array).to(run.points) for array in (state.loss, state.point))
     return Outcome(point, loss, converged.to(loss.device), ~torch.isfinite(loss), state.step)
+
+
+def gave_up(outcome: Outcome) -> Tensor:
+    """Which replicas (R,) of a run gave up."""
+    return outcome.memory.get(f"{MIXED}given_up", torch.zeros_like(outcome.loss)) > 0
+
+
+def mixed_of(memory: Memory, replicas: Tensor) -> Memory:
+    """What updates were mixed from, of some replicas (R,) alone; what else a memory has is of all of them."""
+    return {name: held[replicas] for name, held in memory.items() if name.startswith(MIXED)}
 
 
 def climbed(run: Run, little: float) -> Tensor:
@@ -337,22 +371,40 @@ def climbed(run: Run, little: float) -> Tensor:
             gained_little, close = ~(before - state.loss > small), loss - before <= small
         # a step too far is no end: less of it follows, unless that has been tried or could bring little
         no_further = state.plain_is_higher & (close | (state.share < state.rules.least_share))
-        settled = state.small >= SMALL_IN_A_ROW
-        if (gained_little & ((loss <= before) | no_further | settled)).all() or run.is_over():
+        if (gained_little & ((loss <= before) | no_further | state.is_settled)).all() or run.is_over():
             break
     reached = np.where(too_far[:, None], state.point, state.plain)
     return torch.from_numpy(reached).to(run.points)
 
 
-def _followed(run: Run, state: _Accelerated | _OverRelaxed, tolerance: float) -> tuple[Array, LossTerms]:
-    """Update the trial of every replica, and follow; the losses at the trials."""
+def _followed(
+    run: Run, state: _Accelerated | _OverRelaxed, tolerance: float, before: LossTerms | None = None
+) -> tuple[Array, LossTerms]:
+    """Update the trial of every replica, and follow; the losses at the trials, and terms as the step ``before`` had."""
     stretched = None if run.problem.updates is None else run.problem.updates.stretched
     mixed = None if stretched is None else stretched.cpu().double().numpy()
-    ask = run.problem.update if isinstance(state, _Accelerated) else partial(_one_by_one, run.problem)
-    updates, terms = ask(torch.from_numpy(state.trial).to(run.points))
+    trial = torch.from_numpy(state.trial).to(run.points)
+    if isinstance(state, _OverRelaxed):
+        updates, terms = _one_by_one(run.problem, trial)
+    elif run.problem.updates is None or not run.problem.updates.apart or not state.is_settled.any():
+        updates, terms = run.problem.update(trial)
+    else:
+        losses = torch.from_numpy(state.loss)  # all that a snapshot tells
+        before = LossTerms.of(losses, reconstruction=losses) if before is None else before
+        updates, terms = _unsettled(run.problem, trial, before, torch.from_numpy(~state.is_settled))
     loss = terms.total.detach().double().expand(len(state.point)).cpu().numpy()
     state.follow(updates.detach().cpu().double().numpy(), loss, tolerance, mixed)
     return loss, terms
+
+
+def _unsettled(problem: Problem, points: Tensor, before: LossTerms, moving: Tensor) -> tuple[Tensor, LossTerms]:
+    """Updates of the replicas that are ``moving`` (R,); those that have settled keep their points, and terms."""
+    images, told = problem.update(points[moving])
+    updates, terms = points.clone(), LossTerms(*(getattr(before, one.name).clone() for one in fields(before)))
+    updates[moving] = images
+    for one in fields(terms):
+        getattr(terms, one.name)[moving] = getattr(told, one.name)
+    return updates, terms
 
 
 def _one_by_one(problem: Problem, points: Tensor) -> tuple[Tensor, LossTerms]:
@@ -464,7 +516,7 @@ class LBFGSState:
 
 def descended(run: Run, tolerance: float, watch: Watch, resume: Memory | None = None) -> Outcome:
     """Minimise in the problem's own coordinates, which a run that goes on shares with the one before."""
-    before = resume or run.memory
+    before = resume or (run.memory if ORIGIN in run.memory else {})
     axes = Coordinates(**under(before, "axes.")) if ORIGIN in before else Coordinates.of(run.problem, run.points)
     last: list[LossTerms] = []
     stopped = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,18 @@ from torch import Tensor
 
 from otpdag.engine.checkpoint import Journal
 from otpdag.engine.monitor import Monitor
-from otpdag.engine.optimiser import Memory, Optimiser, Outcome, Progress, Rivalry, Run, carried
+from otpdag.engine.optimiser import (
+    Acceleration,
+    Memory,
+    Optimiser,
+    Outcome,
+    Progress,
+    Rivalry,
+    Run,
+    carried,
+    gave_up,
+    mixed_of,
+)
 from otpdag.errors import ModelError, OutOfTime, check_count, out_of_time_if
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.problem import Problem, Proposals, Refinement, TableRows, Units, units_of
@@ -334,29 +346,61 @@ class _Field:
         Where an update is dear, so do those that several earlier ones are ahead of: eight, then four, then two.
         """
         course, done, mass = self.course, 0, float(units_of(part).unit_mass.sum())
+        memory: Memory = {}
         is_quick = has_quick_updates(part)
         rounds = course.race_steps if is_quick else course.slow_steps
         for ahead, steps in zip(reversed(range(len(rounds))), rounds, strict=True):
             before = self.short_losses[alive]
             name, tolerance = f"{len(alive)} starts", course.race_tolerance
-            _, outcome = self._settled(name, part, alive, steps=steps, moves=0, keep=False, tolerance=tolerance)
+            _, outcome = self._settled(
+                name,
+                part,
+                alive,
+                steps=steps,
+                moves=0,
+                keep=False,
+                tolerance=tolerance,
+                memory=memory,
+                gives_up=partial(self._hopeless, part, alive, done, mass) if is_quick else None,
+            )
             losses = self._judged(part, outcome)
             self.short_losses[alive] = losses
-            known = self.short_losses.nan_to_num(nan=torch.inf)
-            behind = losses - known.cummin(0).values[alive]
+            behind = self._behind(alive, losses)
             done += steps if is_quick else 2 * steps  # descent follows updates
             gained = (before - losses).nan_to_num(nan=torch.inf)
             in_it = (behind <= (2 * gained).clamp(min=course.race_margin / (done * mass))) & losses.isfinite()
             if ahead and not is_quick:
+                known = self.short_losses.nan_to_num(nan=torch.inf)
                 earlier = torch.arange(len(known)) < alive.unsqueeze(1)
                 in_it &= ((known < losses.unsqueeze(1)) & earlier).sum(1) < 2**ahead
             self.settled[alive] = outcome.converged.cpu()
             self.ended[alive] = self.settled[alive] & in_it
-            alive = alive[in_it & ~self.ended[alive]]
+            going_on = in_it & ~self.ended[alive] & ~gave_up(outcome)
+            memory, alive = mixed_of(outcome.memory, going_on), alive[going_on]
             if not len(alive) or self._is_over:
                 return
         self.ended[alive] = True  # they have come far enough to be told apart
         self.settled[alive] |= not is_quick
+
+    def _hopeless(
+        self, part: Problem, alive: Tensor, done: int, mass: float, progress: Progress, fall: Tensor, every: int = 5
+    ) -> Tensor:
+        """Which starts stay behind an earlier one even if each step that is left gains many times as much as the last.
+
+        They are asked ``every`` few steps: whether a start is behind is told by more than its loss.
+        """
+        steps, course = done + progress.step + 1, self.course
+        if steps % every:
+            return torch.zeros_like(alive, dtype=torch.bool)
+        none = torch.zeros_like(alive, dtype=torch.bool)
+        losses = self._judged(part, Outcome(progress.points, progress.losses, none, none, 0))
+        most = Acceleration.most_gain * (sum(course.race_steps) - steps) * fall
+        return self._behind(alive, losses) > most.clamp(min=course.race_margin / (steps * mass))
+
+    def _behind(self, alive: Tensor, losses: Tensor) -> Tensor:
+        """By how much the losses of these starts are above the lowest of those with lower numbers, or their own."""
+        known = self.short_losses.index_copy(0, alive, losses).nan_to_num(nan=torch.inf)
+        return losses - known.cummin(0).values[alive]
 
     def _found_once(self) -> int:
         """How many optima a single start of a race came to: about as many in as many more starts would be new.
@@ -468,6 +512,7 @@ class _Field:
         tolerance: float | None = None,
         memory: Memory | None = None,
         rivalry: Rivalry | None = None,
+        gives_up: Callable[[Progress, Tensor], Tensor] | None = None,
     ) -> tuple[Problem, Outcome]:
         """Minimise, move the problem, go on, until it moves no more; the starts' points are where that ends."""
         most = problem.pace.steps
@@ -475,6 +520,7 @@ class _Field:
         with suppress(OutOfTime), out_of_time_if(lambda: self.searcher.monitor.stopping.is_late(self.long_step)):
             problem = problem.laid_out_for(self.points[alive])
         run = Run(problem, self.points[alive], limited, tolerance, self._seeds(alive), memory or {}, rivalry=rivalry)
+        run = replace(run, gives_up=gives_up)
         patient = keep and moves > 0 and len(alive) == 1  # of several, all would wait for the one that is asked
         problem, outcome = self._descended(name, run, alive, keep=keep, patient=patient)
         gains = _Gains(self.course.small_gain)
