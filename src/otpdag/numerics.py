@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import TypeVar
 
 import numpy as np
@@ -214,6 +214,15 @@ def _chosen_rows(inputs: Tensor) -> Tensor | None:
 
 
 _CHOSEN: MutableMapping[Tensor, dict[tuple[object, ...], Tensor | None]] = WeakIdKeyDictionary()
+
+
+def products(parts: Sequence[Tensor]) -> Tensor:
+    """All products of the columns of tensors (..., width), those of the last tensor fastest.
+
+    >>> products([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])])
+    tensor([ 3.,  5.,  6., 10.])
+    """
+    return reduce(lambda left, right: (left.unsqueeze(-1) * right.unsqueeze(-2)).flatten(-2), parts)
 
 
 def under(named: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

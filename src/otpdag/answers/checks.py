@@ -33,6 +33,7 @@ from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Params, Parents, abducted, can_abduct
 from otpdag.noise import draw_noise
+from otpdag.numerics import products
 from otpdag.progress import shown_while_running
 from otpdag.spaces import Interval, Simplex
 
@@ -318,10 +319,7 @@ def _context(mechanism: Mechanism, value: Tensor) -> tuple[Tensor, ...]:
 
 def _product(*parts: Tensor) -> Tensor:
     """All products of columns (N, draws, k) of some features, as means over the draws (N, k1 k2 ...)."""
-    made = parts[0]
-    for part in parts[1:]:
-        made = (made.unsqueeze(-1) * part.unsqueeze(-2)).flatten(-2)
-    return made.mean(1)
+    return products(parts).mean(1)
 
 
 def _own_aspects(fitted: Fitted, node: str, sides: Mapping[str, _Side], most: int = 40) -> list[Aspect]:

@@ -37,13 +37,7 @@ Criterion = Literal["bic", "aic", "cv"]
 def init(
     data: c.DataPath,
     out_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="Model file; by default DATA with the ending .yaml; - for standard output.",
-        ),
+        Path | None, c.out_option("Model file; by default DATA with the ending .yaml; - for standard output.")
     ] = None,
     separator: c.Separator = None,
     decimal: c.Decimal = None,
@@ -70,9 +64,7 @@ def init(
 
 
 def schema(
-    out_file: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file; standard output if left out.")
-    ] = None,
+    out_file: Annotated[Path | None, c.out_option("JSON file; standard output if left out.")] = None,
     force: c.Force = False,
 ) -> None:
     """Print the JSON Schema of model files, for editors and validators."""
@@ -231,9 +223,7 @@ def report(
     data: Annotated[
         Path | None, typer.Argument(metavar="[DATA]", help="The table of the fit, if it is not where it was.")
     ] = None,
-    out_file: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="HTML file; by default report.html in FOLDER.")
-    ] = None,
+    out_file: Annotated[Path | None, c.out_option("HTML file; by default report.html in FOLDER.")] = None,
     seed: c.Seed = 0,
     separator: c.Separator = None,
     decimal: c.Decimal = None,

@@ -45,6 +45,12 @@ ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base._
 
 # --- arguments --------------------------------------------------------------------------------------------
 
+
+def out_option(told: str) -> Any:
+    """Where results go."""
+    return typer.Option("--out", "-o", metavar="FILE", help=told)
+
+
 STANDARD_INPUT = Path("-")  # stands for CSV that is piped in
 LONGEST_SEED = 2**63 - 1  # that a 64-bit generator takes
 ModelFilePath = Annotated[Path, typer.Argument(metavar="MODEL.YAML", help="Graph and mechanisms.")]
@@ -59,9 +65,7 @@ Separator = Annotated[
     str | None, typer.Option(metavar="SIGN", help="Between the cells of a text; recognised if left out.")
 ]
 Decimal = Annotated[str | None, typer.Option(metavar="SIGN", help="Decimal sign of a text, . or ,; recognised too.")]
-OutFile = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FILE", help="CSV file; standard output if left out.")
-]
+OutFile = Annotated[Path | None, out_option("CSV file; standard output if left out.")]
 Seed = Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the draws.")]
 RunSeed = Annotated[int, typer.Option(min=0, max=LONGEST_SEED, help="Determines the run.")]
 SequenceColumn = Annotated[

@@ -23,6 +23,7 @@ from otpdag.likelihood.chain_layout import HiddenFamilies, States, joint_states
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
 from otpdag.mechanisms.parameters import Bounded, Ridge
+from otpdag.numerics import products
 from otpdag.problem import (
     LayOut,
     LossTerms,
@@ -61,7 +62,7 @@ class Emission:
     def features(self, values: Values, mask: Values) -> Tensor | None:
         """Features (n, O * F) of rows (n, width): those of the node, at the configuration of its observed parents."""
         own, joint = self.mechanism.features(values[self.node], mask[self.node]), configurations(self.observed, values)
-        return own if own is None or joint is None else (joint.unsqueeze(-1) * own.unsqueeze(-2)).flatten(-2)
+        return own if own is None or joint is None else products([joint, own])
 
     def coefficients(self, naturals: Naturals) -> Tensor:
         """In every state (R, S, O * F)."""

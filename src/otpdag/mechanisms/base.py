@@ -20,7 +20,7 @@ from torch import Tensor
 
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import FUNCTION, Axis, Fixed, Parameter, as_setting, decode, encode
-from otpdag.numerics import side_by_side, sums_by_row
+from otpdag.numerics import products, side_by_side, sums_by_row
 from otpdag.spaces import Space
 
 Params = Mapping[str, Tensor]
@@ -299,11 +299,7 @@ def sum_cells(log_prob: Tensor, mask: Tensor | None) -> Tensor:
 
 def configurations(family: Family, parents: Parents) -> Tensor | None:
     """One-hot (or soft) joint configuration of the discrete parents: (R, ..., C), the last parent fastest."""
-    joint: Tensor | None = None
-    for name, _ in family.discrete:
-        value = parents[name]
-        joint = value if joint is None else (joint.unsqueeze(-1) * value.unsqueeze(-2)).flatten(-2)
-    return joint
+    return products([parents[name] for name, _ in family.discrete]) if family.discrete else None
 
 
 def numeric(family: Family, parents: Parents) -> Tensor | None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from otpdag.errors import ModelError, listed
 from otpdag.mechanisms.base import Family, Parents
 from otpdag.mechanisms.parameters import Axis, Feature
-from otpdag.numerics import joint_one_hot, side_by_side
+from otpdag.numerics import joint_one_hot, products, side_by_side
 
 FUNCTIONS = {name: getattr(torch, name) for name in ("log", "log1p", "exp", "sqrt", "abs", "sin", "cos")}
 OPERATORS: Mapping[type, Any] = {
@@ -191,14 +191,9 @@ class Terms:
 
     def __call__(self, parents: Parents) -> Tensor:
         """The features: (R, ..., columns)."""
-        blocks = []
-        for block in self.blocks:
-            columns = [factor.columns(parents, self._knots(factor), full) for factor, full in block]
-            joint = columns[0]
-            for other in columns[1:]:
-                joint = (joint.unsqueeze(-1) * other.unsqueeze(-2)).flatten(-2)
-            blocks.append(joint)
-        return side_by_side(blocks)
+        return side_by_side(
+            [products([one.columns(parents, self._knots(one), full) for one, full in block]) for block in self.blocks]
+        )
 
     def offset(self, parents: Parents) -> Tensor | float:
         """What is known of the prediction, (R, ..., 1)."""
