@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -205,6 +205,7 @@ class Pace:
         metric_steps: Steps of descent after which the metric is taken anew, where it changes much on the way.
         renews_curvature: Whether curvature taken where a part of the rows has settled serves better than what was
             learned there.
+        easy_rows: Rows on which the best start settles first, as they are quick and lead near the optimum.
     """
 
     points_per_row: int = 1
@@ -214,6 +215,7 @@ class Pace:
     refinements: int = 0
     metric_steps: int | None = None
     renews_curvature: bool = False
+    easy_rows: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

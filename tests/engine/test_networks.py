@@ -39,6 +39,22 @@ def test_a_network_converges_and_finds_a_curve(gaps):
     assert error < (0.11 if gaps else 0.16)  # noise of 0.3, about nine free coefficients: 0.06
 
 
+def test_gaps_below_a_steep_curve_are_summed_exactly_and_cost_no_accuracy():
+    table, truth = curved(600, seed=7), 2 * np.exp(-4 * GRID**2)
+    table["y"] = 2 * np.exp(-4 * table["x"] ** 2) + 0.5 * np.random.default_rng(8).normal(size=600)
+    gaps = table.assign(x=table["x"].where(np.random.default_rng(9).random(600) > 0.3))
+    result, complete = fitted(gaps), fitted(gaps.dropna().reset_index(drop=True))
+    errors = [np.sqrt(np.mean((curve(one) - truth) ** 2)) for one in (result, complete)]
+    assert errors[0] < 1.2 * errors[1]
+    x, y = (result.model.params()[node] for node in "xy")
+    at, step = np.linspace(x["loc"] - 7 * x["scale"], x["loc"] + 7 * x["scale"], 4001, retstep=True)
+    middle = np.ravel(result.model.predict(pd.DataFrame({"x": at}), "y"))
+    alone = gaps.loc[gaps["x"].isna(), "y"].to_numpy()
+    density = stats.norm.pdf(alone[:, None], middle, y["scale"]) @ stats.norm.pdf(at, x["loc"], x["scale"]) * step
+    rows = pd.DataFrame({"x": np.nan, "y": alone})
+    assert result.model.log_likelihood(rows) == pytest.approx(np.log(density).sum(), abs=0.5)
+
+
 def test_units_of_a_column_change_nothing_but_its_units():
     plain, large = (fitted(curved(80, seed=7, unit=unit)) for unit in (1.0, 1e4))
     np.testing.assert_allclose(curve(large) / 1e4, curve(plain), atol=0.02)

@@ -471,16 +471,18 @@ class _Field:
         return self._best(alive, judged, outcome.failed, 1)
 
     def _on_part(self, alive: Tensor) -> Memory | None:
-        """Let the best settle on a part of the rows, if there are many: what was learned there serves for all."""
-        rows = self.course.part_rows
-        if rows is None or rows >= self.problem.rows or self.searcher.optimiser.is_stochastic or self._is_over:
+        """Let the best settle on easy rows, or on a part of many: what was learned of these serves for all."""
+        easy, rows = self.problem.pace.easy_rows, self.course.part_rows
+        many = None if rows is None or rows >= self.problem.rows else rows
+        chosen = many if easy is None else easy
+        if chosen is None or self.searcher.optimiser.is_stochastic or self._is_over:
             return None
-        part = self.problem.subset(rows).laid_out_for(self.points[alive])
+        part = self.problem.subset(chosen).laid_out_for(self.points[alive])
         tolerance, steps = self.course.part_tolerance, self.searcher.optimiser.steps
         run = Run(part, self.points[alive], steps, tolerance, self._seeds(alive))
         outcome = self._run("best start, part", run, alive, keep=False)
         self.points[alive] = outcome.point
-        return None if self.problem.pace.renews_curvature else outcome.memory
+        return outcome.memory if easy is None and not self.problem.pace.renews_curvature else None
 
     def _finish(self, alive: Tensor, memory: Memory | None) -> tuple[Problem, Outcome]:
         course, steps = self.course, self.searcher.optimiser.steps

@@ -106,13 +106,23 @@ class GraphProblem(TableRows):
         """What rows that show all of a family add up to, whatever the parameters."""
         return complete_sums(self.unplaced, self.batch.weight)
 
-    @property
+    @cached_property
     def pace(self) -> Pace:
         """The work of a row: entries of the largest table for each of its pieces, or of all tables if that is less."""
         layout = self.unplaced
         largest = math.ceil(layout.pieces / self.rows) * layout.largest_table
         each = max(1, min(layout.elements // self.rows, largest))
-        return Pace(points_per_row=each, metric_steps=20 if self.networks else None)
+        steps = 20 if self.networks else None
+        return Pace(points_per_row=each, metric_steps=steps, easy_rows=self._rows_of_networks())
+
+    def _rows_of_networks(self) -> Tensor | None:
+        """Rows that show all that networks join, if there are others, and more of them than parameters."""
+        nodes = {node for one in self.unplaced.families if one.is_network for node in one.names}
+        if not nodes or not nodes <= self.batch.mask.keys():
+            return None
+        shown = torch.stack([self.batch.mask[node][0].all(-1) for node in sorted(nodes)]).all(0)
+        parameters = sum(math.prod(shape) for shape in self.shapes.values())
+        return shown.nonzero().flatten() if parameters < int(shown.sum()) < self.rows else None
 
     @cached_property
     def networks(self) -> tuple[str, ...]:

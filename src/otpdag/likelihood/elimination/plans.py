@@ -391,7 +391,14 @@ class Planner:
         if family.mechanism.space.is_countable:
             return self.table.count_points(family, self.options.count_points)
         width = family.mechanism.space.free_width
-        return self.options.grid if width == 1 else cloud_size(width, self.options.vector_points)
+        if width > 1:
+            return cloud_size(width, self.options.vector_points)
+        return self.options.grid * (2 if family.place in self._in_networks else 1)
+
+    @cached_property
+    def _in_networks(self) -> frozenset[int]:
+        """What networks read: where their curve is steep, the usual points would miss most of a posterior."""
+        return frozenset(parent for one in self.families if one.is_network for parent in one.members[:-1])
 
     def _points_of_several(self, family: FamilyView | int) -> int:
         """The same where others are on points, too: not more than usual."""
