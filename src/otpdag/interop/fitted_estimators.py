@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from otpdag.mechanisms.parameters import start
 from otpdag.model import Model
 from otpdag.tables import estimates
 
+# a kind of mechanism, its sizes, and its parameters
+Fitted = tuple[type[Mechanism], tuple[int, ...], dict[str, Any]]
+
 
 def from_sklearn_mixture(mixture: Any) -> Model:
     """A mixture ``z -> x`` with the parameters of a fitted ``sklearn.mixture.GaussianMixture``.
@@ -31,17 +35,12 @@ def from_sklearn_mixture(mixture: Any) -> Model:
     if mixture.covariance_type != "full":
         raise ModelError(f"covariance_type must be 'full'; got {mixture.covariance_type!r}")
     means, covariances = np.asarray(mixture.means_), np.asarray(mixture.covariances_)
-    weights = _positive(mixture.weights_)
-    child: Mechanism
-    if means.shape[1] == 1:
-        loc, scale = means[:, 0], np.sqrt(covariances[:, 0, 0])
-        own, child = {"loc": loc, "scale": scale}, m.Normal(loc=start(loc), scale=start(scale))
-    else:
-        own = {"loc": means, "covariance": covariances}
-        child = m.MultivariateNormal(means.shape[1], loc=start(means), covariance=start(covariances))
-    graph = Graph([("z", "x")], hidden=["z"])
-    parent = m.Categorical(len(means), probs=start(weights))
-    return Model(graph, {"z": parent, "x": child}).set_params({"z": {"probs": weights}, "x": own})
+    size, width = means.shape
+    child: Fitted = m.MultivariateNormal, (width,), {"loc": means, "covariance": covariances}
+    if width == 1:
+        child = m.Normal, (), {"loc": means[:, 0], "scale": np.sqrt(covariances[:, 0, 0])}
+    parent = m.Categorical, (size,), {"probs": _positive(mixture.weights_)}
+    return _with_parameters(Graph([("z", "x")], hidden=["z"]), {"z": parent, "x": child})
 
 
 def from_hmmlearn(hmm: Any) -> Model:
@@ -52,35 +51,35 @@ def from_hmmlearn(hmm: Any) -> Model:
     """
     if not hasattr(hmm, "transmat_"):
         raise ModelError("hmm must be fitted first")
-    size = hmm.n_components
-    params: dict[str, dict[str, Any]] = {
-        "z": {"probs": _positive(hmm.transmat_)},
-        "z[0]": {"probs": _positive(hmm.startprob_)},
+    states = {"z": hmm.transmat_, "z[0]": hmm.startprob_}
+    nodes: dict[str, Fitted] = {
+        name: (m.Categorical, (hmm.n_components,), {"probs": _positive(probs)}) for name, probs in states.items()
     }
-    mechanisms: dict[str, Mechanism] = {
-        "z": m.Categorical(size, probs=start(params["z"]["probs"])),
-        "z[0]": m.Categorical(size, probs=start(params["z[0]"]["probs"])),
-    }
-    for number, (kind, own, extra) in enumerate(_emissions(hmm)):
-        params[f"x{number}"] = own
-        mechanisms[f"x{number}"] = kind(*extra, **{name: start(value) for name, value in own.items()})
-    columns = [name for name in params if name.startswith("x")]
-    graph = Graph([lag("z", "z"), *(("z", name) for name in columns)], hidden=["z"])
-    return Model(graph, mechanisms).set_params(params)
+    columns = {f"x{number}": own for number, own in enumerate(_emissions(hmm))}
+    return _with_parameters(Graph([lag("z", "z"), *(("z", name) for name in columns)], hidden=["z"]), nodes | columns)
 
 
-def _emissions(hmm: Any) -> list[tuple[Any, dict[str, Any], tuple[int, ...]]]:
-    """For each column its mechanism, parameters and further arguments."""
+def _with_parameters(graph: Graph, nodes: Mapping[str, Fitted]) -> Model:
+    """A model with the parameters of its nodes, from which a fit starts."""
+    mechanisms = {
+        node: kind(*sizes, **{name: start(value) for name, value in own.items()})
+        for node, (kind, sizes, own) in nodes.items()
+    }
+    return Model(graph, mechanisms).set_params({node: own for node, (_, _, own) in nodes.items()})
+
+
+def _emissions(hmm: Any) -> list[Fitted]:
+    """What each column is."""
     if hasattr(hmm, "lambdas_"):
         rates = np.asarray(hmm.lambdas_, dtype=float)
-        return [(m.Poisson, {"log_rate": np.log(rate)}, ()) for rate in rates.T]
+        return [(m.Poisson, (), {"log_rate": np.log(rate)}) for rate in rates.T]
     if hasattr(hmm, "emissionprob_"):
         table = _positive(hmm.emissionprob_)
-        return [(m.Categorical, {"probs": table}, (table.shape[1],))]
+        return [(m.Categorical, (table.shape[1],), {"probs": table})]
     if hasattr(hmm, "means_") and getattr(hmm, "covariance_type", "") in ("diag", "spherical"):
         variances = np.stack([np.diag(covariance) for covariance in np.asarray(hmm.covars_)])
         columns = zip(np.asarray(hmm.means_).T, np.sqrt(variances).T, strict=True)
-        return [(m.Normal, {"loc": mean, "scale": scale}, ()) for mean, scale in columns]
+        return [(m.Normal, (), {"loc": mean, "scale": scale}) for mean, scale in columns]
     raise ModelError(
         "hmm must be a PoissonHMM, a CategoricalHMM or a GaussianHMM with diagonal covariances; got "
         f"{type(hmm).__name__}"
