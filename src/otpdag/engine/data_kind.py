@@ -27,7 +27,7 @@ from otpdag.answers.notes import (
     point_of,
 )
 from otpdag.backward import AmortizedMap
-from otpdag.data import Batch, Images, Partitioned, Schema, Table, random_part
+from otpdag.data import Batch, Images, Partitioned, Schema, Table
 from otpdag.data.batch import canonical_order, unique_rows
 from otpdag.data.parts import PartTable, open_table
 from otpdag.data.table import Cells, read_cells
@@ -398,8 +398,7 @@ class TableData(DataKind):
         if units is None and list(numbers) == [0]:
             seen = self.batch.first(ONE_START_ROWS)
         else:
-            units = random_part(self.batch.rows, START_ROWS, seed) if units is None else units
-            seen = self.batch.widened() if units is None else self.batch.take(units)
+            seen = self.batch.part(START_ROWS if units is None else units, seed).widened()
         each = zip(numbers, seeds, strict=True)
         points = torch.cat(list(until_late(one_start(layout, seen, 0, one, first=n == 0) for n, one in each)))
         if isinstance(problem, TransportRows) and 0 in numbers and self.structure.has_densities:
