@@ -31,12 +31,12 @@ def k_means(columns: Array, size: int, generator: np.random.Generator, steps: in
 
 
 def nearest(columns: Array, centres: Array) -> npt.NDArray[np.intp]:
-    """The number of the centre (K, D) that each point (N, D) is nearest to.
+    """The number of the centre (K, D) that each point (N, D) is nearest to: where x . c - c . c / 2 is largest.
 
     >>> nearest(np.array([[0.0], [4.0], [9.0]]), np.array([[10.0], [1.0]])).tolist()
     [1, 1, 0]
     """
-    return squared_distances(columns, centres).argmin(1)
+    return np.asarray((columns @ centres.T - (centres**2).sum(1) / 2).argmax(1))
 
 
 def move_centres(columns: Array, centres: Array, steps: int) -> Array:
@@ -50,14 +50,14 @@ def move_centres(columns: Array, centres: Array, steps: int) -> Array:
     Returns:
         The moved centres.
     """
-    lengths, before = _squared_lengths(columns), None
+    before = None
     for _ in range(steps):
-        labels = squared_distances(columns, centres, lengths).argmin(1)
+        labels = nearest(columns, centres)
         if before is not None and (labels == before).all():
             break
-        before, member = labels, np.eye(len(centres), dtype=columns.dtype)[labels]
-        counts = member.sum(0)
-        centres = np.where(counts[:, None] > 0, member.T @ columns / np.maximum(counts, 1)[:, None], centres)
+        before, member = labels, (labels == np.arange(len(centres))[:, None]).astype(columns.dtype)
+        counts = member.sum(1, keepdims=True)
+        centres = np.where(counts > 0, member @ columns / np.maximum(counts, 1), centres)
     return centres
 
 
