@@ -248,7 +248,7 @@ class _Field:
         self.batches = iter([starts] if isinstance(starts, Tensor) else starts)
         self.points = torch.zeros(0)
         self.short_losses = self.losses = torch.zeros(0, dtype=torch.float64)
-        self.ended = self.settled = torch.zeros(0, dtype=torch.bool)
+        self.ended = self.settled = self.given_up = torch.zeros(0, dtype=torch.bool)
         self.alike = 0.0
         self._admit()
         if owners is not None:
@@ -263,7 +263,8 @@ class _Field:
         self.points = torch.cat([self.points, batch]) if known else batch.clone()
         self.short_losses, self.losses = (torch.cat([one, unknown]) for one in (self.short_losses, self.losses))
         none = torch.zeros_like(unknown, dtype=torch.bool)
-        self.ended, self.settled = (torch.cat([one, none]) for one in (self.ended, self.settled))
+        flags = (self.ended, self.settled, self.given_up)
+        self.ended, self.settled, self.given_up = (torch.cat([one, none]) for one in flags)
         self.owners = torch.zeros(len(self.points), dtype=torch.long)
         return torch.arange(known, len(self.points))
 
@@ -375,7 +376,8 @@ class _Field:
                 in_it &= ((known < losses.unsqueeze(1)) & earlier).sum(1) < 2**ahead
             self.settled[alive] = outcome.converged.cpu()
             self.ended[alive] = self.settled[alive] & in_it
-            going_on = in_it & ~self.ended[alive] & ~gave_up(outcome)
+            self.given_up[alive] = gave_up(outcome)
+            going_on = in_it & ~self.ended[alive] & ~self.given_up[alive]
             memory, alive = mixed_of(outcome.memory, going_on), alive[going_on]
             if not len(alive) or self._is_over:
                 return
@@ -405,12 +407,15 @@ class _Field:
     def _found_once(self) -> int:
         """How many optima a single start of a race came to: about as many in as many more starts would be new.
 
-        So Good and Turing (1953) estimate how often something is met that was not met before.
+        So Good and Turing (1953) estimate how often something is met that was not met before. A start that gave up
+        beside an optimum was on its way there.
         """
         ends = self.short_losses[self.ended].sort().values
         apart = ends.diff() > self._small(ends[1:])
         ones = torch.ones(1, dtype=torch.bool)
-        return int((torch.cat([ones, apart]) & torch.cat([apart, ones])).sum())
+        once = ends[torch.cat([ones, apart]) & torch.cat([apart, ones])]
+        beside = (self.short_losses[self.given_up] - once.unsqueeze(1)).abs() <= self.alike
+        return int((~beside.any(1)).sum())
 
     def _reached(self) -> int:
         """How many starts of a race have come to the lowest loss, nearly: some are still creeping towards it."""
