@@ -670,13 +670,19 @@ class Predicted(Mechanism):
     @property
     def has_only_tables(self) -> bool:
         """Whether the prediction is a table over discrete parents: no numeric parent, no network, no terms."""
-        return not self.network and not self.predictor.family.continuous and self.terms is None and not self.spreads
+        alone = not self.network and not self.predictor.family.continuous and self.terms is None
+        return alone and not self.spreads and self.is_plain
 
     @property
     def is_affine(self) -> bool:
         """Whether predictions are affine in the numeric parents, and nothing else depends on these."""
         terms = self.predictor.terms
-        return not self.network and not self.spreads and (terms is None or terms.is_affine)
+        return not self.network and not self.spreads and (terms is None or terms.is_affine) and self.is_plain
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether values are what they are, and rows kept whatever they are: then features and moments tell of them."""
+        return True
 
     def centre_and_unit(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Where values are centred and how they are scaled before squares are taken: in them no digits are lost."""
@@ -803,14 +809,9 @@ class Truncatable(Cellwise):
             raise ModelError(f"node {self.family.node!r} is hidden: truncated is for values that rows show")
 
     @property
-    def has_only_tables(self) -> bool:
-        """Not between limits, by whose mass no features tell."""
-        return super().has_only_tables and self.truncated is None
-
-    @property
-    def is_affine(self) -> bool:
-        """Not between limits, whose moments are others."""
-        return super().is_affine and self.truncated is None
+    def is_plain(self) -> bool:
+        """Not between limits."""
+        return self.truncated is None
 
     def log_mass(self, low: Tensor, high: Tensor, has_low: Tensor, has_high: Tensor, *at: Tensor) -> Tensor:
         """Logarithm of the mass between two ends, of which either may not be there."""
@@ -913,14 +914,9 @@ class Censorable(Truncatable):
         return Axis.of_coordinates([(self.family.node, Real())]) if self.censored else super().own_axis
 
     @property
-    def has_only_tables(self) -> bool:
-        """Not of intervals, which have no features."""
-        return super().has_only_tables and not self.censored
-
-    @property
-    def is_affine(self) -> bool:
-        """Not of intervals, which have no moments."""
-        return super().is_affine and not self.censored
+    def is_plain(self) -> bool:
+        """Not of intervals."""
+        return super().is_plain and not self.censored
 
     def uncensored(self) -> Self:
         """The same node of the number itself."""
