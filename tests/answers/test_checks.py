@@ -118,6 +118,16 @@ def test_dependence_between_categories_that_the_graph_forbids():
     assert "an edge or a common cause is missing" in worst["finding"]
 
 
+def test_rows_that_are_too_few_contradict_nothing():
+    rng = np.random.default_rng(3)
+    table = pd.DataFrame({"x": rng.normal(size=300), "y": rng.normal(size=300)})
+    model = otp.Model(otp.Graph([], nodes=["x", "y"]), {"x": m.Normal(), "y": m.Normal()})
+    otp.fit(model, table, progress=False)
+    told = model.check(50.0 + table.head(9))
+    assert told[["p", "adjusted"]].to_numpy().tolist() == [[1.0, 1.0]] * 3
+    assert (told["finding"] == "").all()
+
+
 def test_new_rows_from_elsewhere_are_seen():
     table = pd.DataFrame({"x": np.random.default_rng(12).normal(size=500)})
     model = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal()})
