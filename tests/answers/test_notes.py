@@ -187,6 +187,15 @@ def test_correlations_that_the_graph_denies_are_those_of_numpy_the_largest_first
     assert 5 < len(found) < 21
 
 
+@pytest.mark.parametrize(("correlation", "said"), [(0.13, False), (0.17, True)])
+def test_of_many_rows_a_small_correlation_is_not_worth_a_note(correlation, said):
+    rng = np.random.default_rng(9)
+    whole = np.linalg.qr(rng.normal(size=(4000, 2)))[0]  # at right angles, and nearly with mean zero
+    table = pd.DataFrame({"a": whole[:, 0], "b": correlation * whole[:, 0] + np.sqrt(1 - correlation**2) * whole[:, 1]})
+    assert table.corr().iloc[0, 1] == pytest.approx(correlation, abs=0.01)
+    assert bool(notes([], normals("ab"), 1000 * table)) == said
+
+
 def test_noise_that_is_correlated_beyond_parents_is_told_and_parents_are_not():
     rng = np.random.default_rng(6)
     x, common = rng.normal(size=600), rng.normal(size=600)

@@ -393,11 +393,14 @@ def test_equal_contents_have_one_fingerprint_and_others_another():
             dates.dt.year,
             pd.DataFrame({"a": [1]}),
             pd.DataFrame({"b": [1]}),
+            pd.Series([1.0, 2.0]),
+            pd.Series([1.0, 2.0], index=[1, 0]),  # weights are taken by their index, a table by the order of its rows
         ),
         *(scaled(1), scaled(2), helper, print, otp.SearchSchedule(), np.sqrt, torch.float32, partial(helper, 1)),
         *(otp.Graph([("a", "b")]), otp.Graph([("b", "a")]), otp.Graph([("a", "b")], hidden=["a"]), model(2), model(3)),
     ]
     hashes = [fingerprint(value) for value in different]
+    assert fingerprint(pd.DataFrame({"a": [1, 2]})) == fingerprint(pd.DataFrame({"a": [1, 2]}, index=[1, 0]))
     assert len(set(hashes)) == len(hashes)
     assert [fingerprint(value) for value in different] == hashes
     assert fingerprint({"b", "a"}) == fingerprint({"a", "b"})

@@ -229,7 +229,7 @@ def test_a_coarse_part_has_fewer_rows_points_and_directions(window):
     node = m.Simulator(walk, {"drift": otp.start(0.0)}, Real(6), noise=6, path=True) if window else m.Normal(6)
     table = {"y": rng.normal(size=(40, 6))}
     model = otp.Model(otp.Graph([], nodes=["y"]), {"y": node})
-    problem, _ = started(model, table, direct(divergence=SlicedWasserstein(20, p=1.0), points=1024))
+    problem, _ = started(model, table, direct(divergence=SlicedWasserstein(20, p=1.0), points=1500))
     size = problem.points.size
     for coarse in (False, True):
         part = problem.subset(10, coarse=coarse)

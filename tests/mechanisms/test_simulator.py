@@ -128,6 +128,14 @@ def test_an_archive_holds_all_but_the_function(tmp_path):
     pd.testing.assert_frame_equal(again.sample(5, seed=1), model.sample(5, seed=1))
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e6])
+def test_a_number_on_the_real_line_is_found_whatever_its_unit(unit):
+    x = unit * np.random.default_rng(6).normal(3.0, 1.0, 400)
+    model = alone(m.Simulator(lambda parents, noise, a: a + unit * noise, {"a": otp.start(2.0 * unit)}))
+    assert otp.fit(model, {"x": x}).status.converged
+    assert float(model.params()["x"]["a"]) == pytest.approx(x.mean(), abs=0.05 * unit)
+
+
 def fitted_by(function, method="auto"):
     return otp.fit(alone(m.Simulator(function, {"a": otp.start(0.0)})), {"x": [1.0, 2.0, 3.0]}, method=method)
 

@@ -54,7 +54,7 @@ def penalty_of(
     ranks = [int(torch.linalg.matrix_rank(form, hermitian=True)) for form in forms]
     even = torch.stack([weight.sum() * len(form) / form.diagonal().sum() for form in forms])
     # from free curves on, steps are long; from lines on they would be short
-    share, eta = torch.full_like(even, 1e3 * within[0]), link.line(_inside(target, weight, link)) + 0 * target
+    share, eta = torch.full_like(even, 1e3 * within[0]), link.line(_inside(target, weight, link))
     for _ in range(steps):
         coefficients, covariance, eta, spread = rows.step(eta, _joined(design, places, forms, share * even))
         before, fresh = share, []
