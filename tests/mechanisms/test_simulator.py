@@ -134,6 +134,8 @@ def test_a_number_on_the_real_line_is_found_whatever_its_unit(unit):
     model = alone(m.Simulator(lambda parents, noise, a: a + unit * noise, {"a": otp.start(2.0 * unit)}))
     assert otp.fit(model, {"x": x}).status.converged
     assert float(model.params()["x"]["a"]) == pytest.approx(x.mean(), abs=0.05 * unit)
+    # a step of descent, of order one, is a step in units of where it started
+    assert float(model.mechanisms["x"].declared()["a"].unit) == 2.0 * unit
 
 
 def fitted_by(function, method="auto"):
