@@ -299,7 +299,8 @@ class _Field:
             steps=outcome.steps,
             kept=best,
             restarts=self._reports(best),
-            reached=self._reached() if raced else None,
+            # those that were finished may have been told apart in the race by how narrow a state was alone
+            reached=max(map(self._reached, (self.short_losses, self.losses))) if raced else None,
             settled=int(self.settled.sum()),
         )
 
@@ -329,7 +330,7 @@ class _Field:
         self.alike = course.race_alike / float(units_of(part).unit_mass.sum())
         while len(numbers):
             self._race_of(part, numbers)
-            reached = self._reached()
+            reached = self._reached(self.short_losses)
             if self._is_over or reached >= (course.plenty if self._found_once() else course.enough):
                 break
             numbers = self._admit()
@@ -417,10 +418,10 @@ class _Field:
         beside = (self.short_losses[self.given_up] - once.unsqueeze(1)).abs() <= self.alike
         return int((~beside.any(1)).sum())
 
-    def _reached(self) -> int:
-        """How many starts of a race have come to the lowest loss, nearly: some are still creeping towards it."""
-        lowest = self.short_losses.nan_to_num(nan=torch.inf).min()
-        return int((self.short_losses - lowest <= self._small(lowest).clamp(min=self.alike)).sum())
+    def _reached(self, ends: Tensor) -> int:
+        """How many of these ends of a race are the lowest loss, nearly: some starts are still creeping towards it."""
+        lowest = ends.nan_to_num(nan=torch.inf).min()
+        return int((ends - lowest <= self._small(lowest).clamp(min=self.alike)).sum())
 
     def _short_runs(self, alive: Tensor) -> Tensor:
         """All starts on a part of the rows, the better half of them longer, and so on: those that go on."""
