@@ -108,6 +108,23 @@ def test_intervals_of_probabilities_are_those_of_their_log_odds(level):
     assert above - estimate == pytest.approx(estimate - below, rel=1e-6)
 
 
+def test_probabilities_at_both_ends_of_a_hidden_class_have_no_error():
+    rng = np.random.default_rng(2)
+    z = rng.integers(0, 2, 300)
+    table = pd.DataFrame({"x": 40.0 * z + rng.normal(size=300), "c": np.where(z == 1, 1, rng.integers(0, 2, 300))})
+    model = otp.Model(
+        otp.Graph([("z", "x"), ("z", "c")], hidden=["z"]),
+        {"z": m.Categorical(2), "x": m.Normal(), "c": m.Categorical(2)},
+    )
+    found = lines(otp.fit(model, table))
+    shares = found[found.index.str.startswith("c.probs")]
+    at_end = (shares["estimate"] < 1e-3) | (shares["estimate"] > 1 - 1e-3)
+    assert at_end.sum() == 2
+    assert (shares.loc[at_end, "note"] == "at the edge").all()
+    assert shares.loc[at_end, "std_error"].isna().all()
+    assert (shares.loc[~at_end, "note"] == "").all()
+
+
 def test_a_scale_on_its_floor_has_no_error():
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"k": ["a"] * 80 + ["b"] * 80, "x": np.r_[np.full(80, 2.0), rng.normal(size=80)]})

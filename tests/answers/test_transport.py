@@ -39,6 +39,17 @@ def test_a_shift_is_told_in_the_columns_units_and_chance_explains_the_rest():
     assert copy.copy(far).chance == far.chance
 
 
+def test_what_chance_gives_is_the_distance_of_the_models_own_tables():
+    model, table = pair()
+    told = [model.distance(model.sample(len(table), seed=100 + seed), seed=seed) for seed in range(12)]
+    own, chance, upper = (
+        np.array(one) for one in zip(*((float(one), one.chance, one.upper) for one in told), strict=True)
+    )
+    assert own.mean() == pytest.approx(chance.mean(), rel=0.15)
+    assert (chance < upper).all()
+    assert (own > upper).sum() <= 3  # of twelve, each above with a chance of one in twenty
+
+
 def test_a_node_is_compared_by_the_exact_distance_of_its_column():
     model, table = pair()
     far = model.distance(table.assign(y=table["y"] * 1.5 + 1.0), seed=3)

@@ -229,9 +229,10 @@ class TransportRows(TableRows):
 
     def partial(self, points: Tensor) -> Partial:
         """Partial transport at these replicas: the rows that the model explains, and what that costs."""
-        left_out = points.new_full((len(points),), 0.0 if self.direct.unmatched == "auto" else self.direct.unmatched)
         if self.direct.unmatched == "auto":
             left_out = self.left_out(points)[1].clamp(0.0, self.direct.most_unmatched)
+        else:
+            left_out = points.new_full((len(points),), self.direct.unmatched)
         return self._every_row(points).matched(*self.model_side(points.detach()), left_out)
 
     def left_out(self, points: Tensor) -> tuple[Tensor, Tensor]:
