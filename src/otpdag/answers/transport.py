@@ -75,7 +75,8 @@ def transport_distance(
     fitted: Fitted, batch: Batch | SequenceBatch, seed: int, *, most: int = 4000, repeats: int = 20
 ) -> Distance:
     """Rows against as many samples of the model, at most so many; of sequences, pairs of neighbouring steps."""
-    generator = torch.Generator().manual_seed(seed)
+    # not the stream of `Model.sample`: rows drawn with the same seed would be no distance from the model
+    generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, 1]).generate_state(1)[0]))
     if isinstance(batch, SequenceBatch):
         data, draws = _steps(fitted, batch, generator, most)
     else:
