@@ -50,10 +50,10 @@ def many_parents(settings: Settings) -> Record:
                 found, taken = timed(partial(logit_slopes, one.assign(y=y)), time.process_time)
                 errors[at] += np.mean((found - slopes) ** 2)
                 seconds[at] += taken
-        record[f"error_{many}"], record[f"time_{many}"] = float(np.sqrt(errors[1] / errors[0])), seconds[1] / seconds[0]
+        record[f"ratio_{many}"], record[f"time_{many}"] = float(np.sqrt(errors[1] / errors[0])), seconds[1] / seconds[0]
     done = in_child(partial(logit_slopes, emptied.assign(y=y)), seconds=600)
     record |= {"memory_before": done.base / 1e6, "memory": done.peak / 1e6}
-    return record | {"ratio": max(record[f"error_{many}"] for many in PARENTS)}
+    return record | {"ratio": max(record[f"ratio_{many}"] for many in PARENTS)}
 
 
 # -- prediction and imputation -----------------------------------------------------------------------------------------
