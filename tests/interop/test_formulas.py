@@ -369,6 +369,8 @@ def test_groups_apart_and_alike_are_fits_apart_and_of_all():
     table = pd.DataFrame({"x": rng.normal(size=300), "school": rng.choice(["a", "b"], 300)})
     table["y"] = 1 + table["x"] * np.where(table["school"] == "a", 0.5, 0.7) + rng.normal(size=300)
     wide = by_group(table, "school")
+    with pytest.raises(otp.DataError, match=r"column 'x\[a\]' is missing; .*by_group makes a table of groups"):
+        otp.fit(from_formulas("y ~ x", table, group="school"), table)
     free = otp.fit(from_formulas("y ~ x", table, group="school"), wide)
     for name, part in table.groupby("school"):
         line = sm.OLS(part["y"], sm.add_constant(part["x"])).fit()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.mechanisms import base as protocols
@@ -43,6 +44,12 @@ class Bare(m.Mechanism):
 
     def forward(self, params, parents, noise):
         return 3.0 * noise
+
+
+def test_a_mechanism_is_shown_as_the_call_that_built_it():
+    shown = "Normal(weight=Ridge(penalty=2.0, centre=0.0), scale=1.0)"
+    assert repr(m.Normal(weight=otp.ridge(2.0), scale=1.0)) == shown
+    assert repr([m.Categorical(3)]) == "[Categorical(3)]"
 
 
 def test_a_mechanism_that_says_nothing_has_nothing():

@@ -292,9 +292,14 @@ def check_seen(
     """Refuse columns among which one of an observed node is missing; ``known`` is what the table has."""
     absent = next((name for name in column.names if name not in columns), None)
     if absent is not None:
+        is_of_group = str(absent).endswith("]") and str(absent).rpartition("[")[0] in known
+        cure = (
+            "otp.interop.by_group makes a table of groups"
+            if is_of_group
+            else f"If {node!r} is never seen, make it hidden"
+        )
         raise DataError(
-            f"{column_title(node, absent)} is missing; the {what} has the columns {listed(list(known))}. "
-            f"If {node!r} is never seen, make it hidden"
+            f"{column_title(node, absent)} is missing; the {what} has the columns {listed(list(known))}. {cure}"
         )
 
 

@@ -94,6 +94,11 @@ class Mechanism(ABC):
             check_kind(cls, name, value)
         return made
 
+    def __repr__(self) -> str:
+        """The call that built it."""
+        args, named = self._built_from
+        return f"{type(self).__name__}({', '.join([*map(repr, args), *(f'{k}={v!r}' for k, v in named.items())])})"
+
     # -- declaration -------------------------------------------------------------------------------------
 
     @property
