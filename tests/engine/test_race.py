@@ -35,7 +35,9 @@ def fitted(table: pd.DataFrame, states: int, **options) -> otp.FitResult:
         return otp.fit(model, table, progress=False, **options)
 
 
-@pytest.mark.parametrize(("name", "seed", "number"), [("latent_class", 21, 1), ("two_hidden", 22, 1)])
+@pytest.mark.parametrize(
+    ("name", "seed", "number"), [("latent_class", 21, 1), ("two_hidden", 22, 1), ("poisson_chain", 880311, 1)]
+)
 def test_a_fit_ends_no_lower_than_a_hundred_plain_starts(name, seed, number):
     """The likelihood of both ended 1.1 and 6.7 below when starts were halved after few steps on a part of the rows."""
     assert race(name, Settings(seed=seed), number).below < 0.5

@@ -26,7 +26,7 @@ from otpdag.learned.sequence_map import SequenceMap
 from otpdag.learned.sequence_problem import number_problem
 from otpdag.likelihood.chain_problem import FEWEST_UNITS, chain_problem
 from otpdag.likelihood.grouped_rows import POINTS, group_problem, is_quadratic
-from otpdag.likelihood.starts import complete_steps, step_weights
+from otpdag.likelihood.starts import complete_steps, random_moves, step_weights
 from otpdag.likelihood.unrolled import has_unknown_parents, unknown_numbers, window_problem
 from otpdag.matching.windows import check_windows, transport_windows
 from otpdag.model import Model
@@ -224,6 +224,8 @@ class SequenceData(DataKind):
             own = restart_seed(seed, number)
             completed = _guessed(structure, few, own, first=number == 0)
             start = structure.start(completed, weights)
+            if number >= SearchSchedule.race_batch:  # what the first batch did not settle is looked for elsewhere
+                start |= random_moves(structure, start, np.random.default_rng([own, 1]))
             theta = structure.filled(structure.raw(start), torch.Generator().manual_seed(own))
             if layout.sequence_map is not None:
                 theta |= _map_start(layout.sequence_map, few, completed, own)

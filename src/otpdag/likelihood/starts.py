@@ -226,6 +226,22 @@ def complete_steps(
     return {**completed, **earlier}
 
 
+def random_moves(
+    structure: Structure, start: Mapping[str, dict[str, Tensor]], generator: np.random.Generator
+) -> dict[str, dict[str, Tensor]]:
+    """Evenly drawn tables of the states of chains for half of all restarts; none for the others.
+
+    Labels that are guessed step by step always say that states last as the columns do, and optima differ in that.
+    """
+    if generator.random() < 0.5:
+        return {}
+    lasting = [node for node in structure.hidden_categories if structure.longest_lag(node)]
+    declared = {node: structure.mechanisms[node].declared().get("probs") for node in lasting}
+    tables = {node: start[node]["probs"] for node, one in declared.items() if one is not None and not one.has_value}
+    drawn = {node: generator.dirichlet(np.ones(one.shape[-1]), one.shape[:-1]) for node, one in tables.items()}
+    return {node: {**start[node], "probs": torch.as_tensor(one).to(tables[node])} for node, one in drawn.items()}
+
+
 def _lasting(structure: Structure, batch: SequenceBatch, completed: dict[str, Tensor], reach: int) -> dict[str, Tensor]:
     """Guessed states that last: of each step the state that most of the steps around it are in."""
     kept = dict(completed)
