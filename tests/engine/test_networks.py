@@ -20,7 +20,7 @@ def curved(rows: int, seed: int, unit: float = 1.0) -> pd.DataFrame:
 
 
 def fitted(table: pd.DataFrame, **options) -> otp.FitResult:
-    mechanisms = {"x": m.Normal(), "y": m.Normal(network=(12,), **options)}
+    mechanisms = {"x": m.Normal(), "y": m.Normal(**({"network": (12,)} | options))}
     return otp.fit(otp.Model(otp.Graph([("x", "y")]), mechanisms), table, seed=1, progress=False)
 
 
@@ -39,11 +39,12 @@ def test_a_network_converges_and_finds_a_curve(gaps):
     assert error < (0.11 if gaps else 0.16)  # noise of 0.3, about nine free coefficients: 0.06
 
 
-def test_gaps_below_a_steep_curve_are_summed_exactly_and_cost_no_accuracy():
+@pytest.mark.parametrize("options", [{}, {"network": (), "terms": "spline(x, 12)"}], ids=["network", "spline"])
+def test_gaps_below_a_steep_curve_are_summed_exactly_and_cost_no_accuracy(options):
     table, truth = curved(600, seed=7), 2 * np.exp(-4 * GRID**2)
     table["y"] = 2 * np.exp(-4 * table["x"] ** 2) + 0.5 * np.random.default_rng(8).normal(size=600)
     gaps = table.assign(x=table["x"].where(np.random.default_rng(9).random(600) > 0.3))
-    result, complete = fitted(gaps), fitted(gaps.dropna().reset_index(drop=True))
+    result, complete = fitted(gaps, **options), fitted(gaps.dropna().reset_index(drop=True), **options)
     errors = [np.sqrt(np.mean((curve(one) - truth) ** 2)) for one in (result, complete)]
     assert errors[0] < 1.2 * errors[1]
     x, y = (result.model.params()[node] for node in "xy")

@@ -117,7 +117,7 @@ class GraphProblem(TableRows):
 
     def _rows_of_networks(self) -> Tensor | None:
         """Rows that show all that networks join, if there are others, and more of them than parameters."""
-        nodes = {node for one in self.unplaced.families if one.is_network for node in one.names}
+        nodes = {node for one in self.networks for node in (one, *self.structure.graph.parents(one))}
         if not nodes or not nodes <= self.batch.mask.keys():
             return None
         shown = torch.stack([self.batch.mask[node][0].all(-1) for node in sorted(nodes)]).all(0)

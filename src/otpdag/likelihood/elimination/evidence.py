@@ -497,14 +497,14 @@ def column_moments(family: FamilyView, rows: WeighedRows, shift: Tensor) -> Tens
     value = rows.values[family.node]
     columns = side_by_side([value, *([] if beside is None else [beside]), torch.ones_like(value[..., :1])]) - shift
     by_column = columns.mT.contiguous()  # products of long rows take a fourth of the time of those of narrow columns
-    weighed = by_column * rows.weight.unsqueeze(1)
+    weighted = by_column * rows.weight.unsqueeze(1)
     width = columns.shape[-1]
     if config is None:
-        return (weighed @ columns).unsqueeze(1)
+        return (weighted @ columns).unsqueeze(1)
     if config.shape[-1] < width:
-        by_config = config.mT.unsqueeze(2) * weighed.unsqueeze(1)
+        by_config = config.mT.unsqueeze(2) * weighted.unsqueeze(1)
         return (by_config.flatten(1, 2) @ columns).unflatten(1, (-1, width))
-    products = weighed.unsqueeze(2) * by_column.unsqueeze(1)
+    products = weighted.unsqueeze(2) * by_column.unsqueeze(1)
     return sums_by_row(config, products.flatten(1, 2).mT).unflatten(-1, (width, width))
 
 

@@ -97,11 +97,6 @@ class FamilyView:
         """Whether node and parents are all categories."""
         return all(self.categories) and self.mechanism.has_density
 
-    @property
-    def is_network(self) -> bool:
-        """Whether the node follows its parents through layers that are learned, along a curve that may be steep."""
-        return any(name.startswith("network.") for name in self.mechanism.declared())
-
     @cached_property
     def is_linear(self) -> bool:
         """Whether the noise is normal and an affine function of node and numeric parents, which can be computed."""

@@ -393,12 +393,13 @@ class Planner:
         width = family.mechanism.space.free_width
         if width > 1:
             return cloud_size(width, self.options.vector_points)
-        return self.options.grid * (2 if family.place in self._in_networks else 1)
+        return self.options.grid * (2 if family.place in self._along_curves else 1)
 
     @cached_property
-    def _in_networks(self) -> frozenset[int]:
-        """What networks read: where their curve is steep, the usual points would miss most of a posterior."""
-        return frozenset(parent for one in self.families if one.is_network for parent in one.members[:-1])
+    def _along_curves(self) -> frozenset[int]:
+        """Numbers that some node does not follow along a line: where a curve is steep, a posterior is narrow."""
+        curved = (one for one in self.families if not getattr(one.mechanism, "is_affine", True))
+        return frozenset(parent for one in curved for parent in one.members[:-1])
 
     def _points_of_several(self, family: FamilyView | int) -> int:
         """The same where others are on points, too: not more than usual."""
