@@ -252,4 +252,4 @@ def test_tables_that_rows_cannot_fill_are_named_with_the_terms_that_say_less(row
         "instead"
     )
     assert any(one.startswith(wanted) for one in result.notes) == said
-    assert ("pseudo-counts: one row in all on y.probs" in result.summary().facts.get("priors", "")) == said
+    assert ("pseudo-counts: 89 rows on y.probs" in result.summary().facts.get("priors", "")) == said

@@ -4,6 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.formula.api as smf
+from scipy.optimize import minimize_scalar
+from scipy.stats import dirichlet_multinomial
 from sklearn.linear_model import LogisticRegression
 
 import otpdag as otp
@@ -89,20 +91,36 @@ def test_priors_count_once_with_gaps_and_under_hidden_states(table):
     np.testing.assert_allclose(fitted.params()["z"]["probs"], expected / expected.sum(), atol=1e-4)
 
 
-def test_a_table_that_rows_cannot_fill_is_drawn_to_the_overall_shares():
+def test_a_table_that_rows_cannot_fill_is_drawn_to_effects_of_each_parent():
     rng = np.random.default_rng(7)
-    table = pd.DataFrame(rng.integers(0, 7, (200, 2)), columns=["a", "b"])
-    table["won"] = (rng.random(200) < 0.3).astype(int)
+    table = pd.DataFrame(rng.integers(0, 7, (240, 2)), columns=["a", "b"])
+    own = (
+        rng.normal(size=7)[table["a"]]
+        + rng.normal(size=7)[table["b"]]
+        + 1.5 * rng.normal(size=49)[7 * table["a"] + table["b"]]
+    )
+    table["won"] = (rng.random(240) < 1 / (1 + np.exp(-own))).astype(int)
     nodes = {"a": m.Categorical(7), "b": m.Categorical(7)}
     graph = otp.Graph([("a", "won"), ("b", "won")])
     result = otp.fit(otp.Model(graph, {**nodes, "won": m.Bernoulli()}), table)
     counts = np.zeros((7, 7, 2))
     np.add.at(counts, (table["a"], table["b"], table["won"]), 1)
-    overall = (np.bincount(table["won"]) + 0.5) / 201
-    np.testing.assert_allclose(
-        result.model.params()["won"]["probs"], (counts + overall) / (counts.sum(-1, keepdims=True) + 1), atol=1e-6
+    levels = np.eye(7)
+    ridge = LogisticRegression(tol=1e-10, max_iter=2000).fit(
+        np.c_[levels[table["a"]], levels[table["b"]]], table["won"]
     )
-    assert any("one row's worth" in note for note in result.notes)
+    shares = ridge.predict_proba([[*levels[i], *levels[j]] for i in range(7) for j in range(7)]).reshape(7, 7, 2)
+
+    def unlikely(log_size):
+        drawn = [dirichlet_multinomial(np.exp(log_size) * p, int(n.sum())).logpmf(n.astype(int)) for p, n in cells]
+        return -np.sum(drawn)
+
+    cells = [(p, n) for p, n in zip(shares.reshape(49, 2), counts.reshape(49, 2), strict=True) if n.sum()]
+    size = np.exp(minimize_scalar(unlikely, bounds=(-2, 5), method="bounded").x)
+    assert 0.5 < size < 50
+    best = (counts + size * shares) / (counts.sum(-1, keepdims=True) + size)
+    np.testing.assert_allclose(result.model.params()["won"]["probs"], best, atol=0.01)
+    assert any("rows' worth" in note for note in result.notes)
     plain = otp.fit(otp.Model(graph, {**nodes, "won": m.Bernoulli(probs=otp.pseudo_counts(0))}), table)
     probs, seen = plain.model.params()["won"]["probs"], counts.sum(-1) > 0
     np.testing.assert_allclose(probs[seen], (counts / counts.sum(-1, keepdims=True).clip(1))[seen], atol=1e-6)

@@ -193,7 +193,8 @@ def _drawn(mechanism: Predicted) -> str:
     if not isinstance(mechanism, Categorical) or mechanism.shared is None:
         return ""
     return (
-        "; each row of the table is drawn to the overall shares by one row's worth of data "
+        "; each row of the table is drawn to what such effects say by "
+        f"{float(mechanism.shared.sum(-1).max()):.2g} rows' worth of data "
         "(probs=otp.pseudo_counts(0): by none)"
     )
 

@@ -142,7 +142,7 @@ def told_priors(fitted: Fitted) -> list[str]:
                 told.append(f"ridge({size}) on {node}.{'network' if is_layer else name}")
             elif isinstance(parameter.setting, PseudoCounts):
                 count = parameter.setting.penalty
-                size = f"({count:g})" if isinstance(count, float) else ": one row in all"
+                size = f"({count:g})" if isinstance(count, float) else f": {count.sum(-1).max():.3g} rows"
                 told.append(f"pseudo-counts{size} on {node}.{name}")
             if parameter.bent is not None and not isinstance(parameter.setting, Ridge):
                 told.append(f"smoothness of {node}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -17,7 +18,7 @@ from otpdag.mechanisms.generalised_linear import LOGIT, between, softmax
 from otpdag.mechanisms.parameters import SIMPLEX, UNIT, Axis, Parameter, PseudoCounts, SettingLike
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.mechanisms.quantiles import BETA, inside_unit
-from otpdag.numerics import apply_linear, expand_to, sums_by_row
+from otpdag.numerics import apply_linear, expand_to, joint_one_hot, side_by_side, sums_by_row
 from otpdag.spaces import Count, Discrete, Simplex, Space, Vector
 
 SMALLEST_PROBABILITY = 1e-12  # what an impossible category counts as, so that its logarithm is finite
@@ -78,8 +79,7 @@ class Shares(Predicted):
 
     Attributes:
         form: The name of the parameter that there is with these parents.
-        shared: Shares of the categories in all rows, of a table that most rows of data tell little of: its
-            pseudo-counts.
+        shared: Pseudo-counts (rows, dim) of a table that most rows of data tell little of.
         enough: Rows of data for each row of a table from which on it stands for itself.
     """
 
@@ -168,6 +168,47 @@ class Shares(Predicted):
         return shown
 
 
+def main_effects(levels: Tensor, counts: Tensor, ridge: float = 2.0, steps: int = 500, settled: float = 1e-4) -> Tensor:
+    """Shares (C, K) of categories by effects of levels (C, L) alone, with a ridge on them.
+
+    A multinomial logit of counts (C, K) with the fixed curvature bound of Böhning (1992). The ridge is scikit-learn's
+    default, of two categories.
+    """
+    rows = counts.sum(-1, keepdim=True)
+    design = torch.cat([torch.ones_like(rows), levels.to(counts)], -1)
+    height = ridge * torch.eye(design.shape[1]).to(counts)
+    height[0, 0] = 1e-6 * ridge
+    inverse = torch.linalg.inv(0.5 * design.T @ (rows * design) + height)
+    effects = counts.new_zeros(design.shape[1], counts.shape[1])
+    for _ in range(steps):
+        step = inverse @ (design.T @ (counts - rows * torch.softmax(design @ effects, -1)) - height @ effects)
+        effects = effects + step
+        if step.abs().amax() <= settled:
+            break
+    return torch.softmax(design @ effects, -1)
+
+
+def likeliest_size(shares: Tensor, counts: Tensor, least: float = 0.1, tried: int = 60) -> Tensor:
+    r"""How many rows' worth of shares (C, K) in each row of a table make counts (C, K) likeliest.
+
+    .. math:: \sum_c \log \frac{\Gamma(\alpha)}{\Gamma(\alpha + n_c)} \prod_k
+              \frac{\Gamma(\alpha p_{ck} + n_{ck})}{\Gamma(\alpha p_{ck})}
+
+    >>> even = torch.full((4, 2), 0.5, dtype=torch.float64)
+    >>> [round(float(likeliest_size(even, 8 * one)), 1) for one in (even, torch.eye(2).repeat(2, 1).double())]
+    [32.0, 0.1]
+    """
+    seen = counts.sum(-1) > 0
+    shares, counts = shares[seen].clamp(min=SMALLEST_PROBABILITY), counts[seen]
+    sizes = torch.logspace(math.log10(least), math.log10(max(float(counts.sum()), 1.0)), tried).to(shares)
+    told = [
+        (torch.lgamma(size * shares + counts) - torch.lgamma(size * shares)).sum()
+        - (torch.lgamma(size + counts.sum(-1)) - torch.lgamma(size)).sum()
+        for size in sizes
+    ]
+    return sizes[int(torch.stack(told).argmax())]
+
+
 def log_table(probs: Tensor) -> Tensor:
     """Logarithms of probabilities; those of impossible categories are finite."""
     return torch.log(probs.clamp(min=SMALLEST_PROBABILITY))
@@ -224,13 +265,16 @@ class Categorical(Category, Shares):
     def on_scale(self, value: Tensor, parents: Parents, weight: Tensor) -> None:
         """Adopt the units of the numeric parents.
 
-        A table over several parents with fewer rows of data than could fill it is drawn to the overall shares by one
-        row's worth in each of its rows: cells that no row shows, or one, are not impossible, or certain.
+        A table over several parents with fewer rows of data than could fill it is drawn to what effects of each parent
+        alone say, by as many rows' worth in each of its rows as make the data likeliest: cells that no row shows, or
+        one, are not impossible, or certain.
         """
         super().on_scale(value, parents, weight)
         if self.is_thin(float(weight.sum())):
-            counts = weight @ value
-            self.shared = (counts + 1 / self.dim) / (counts.sum() + 1)
+            counts = self.summed(weight.unsqueeze(-1) * value, self.predictor.rows, parents)
+            levels = side_by_side(joint_one_hot([space.width for _, space in self.family.discrete]))
+            shares = main_effects(levels, counts)
+            self.shared = likeliest_size(shares, counts) * shares
 
     def is_thin(self, rows: float) -> bool:
         """Whether so many rows of data cannot fill a table over seen parents."""

@@ -203,6 +203,8 @@ def _check_buffers(node: str, mechanism: Mechanism, buffers: Mapping[str, Tensor
         for beside, one in mechanism.spreads.items():
             shapes |= {f"{beside}.{name}": shape for name, shape in one.predictor.buffer_shapes().items()}
         shapes |= {name: (mechanism.predictor.dim,) for name in mechanism.from_data if name in buffers}
+        if "shared" in buffers and buffers["shared"].ndim > 1:  # earlier files have one row for all
+            shapes["shared"] = (mechanism.predictor.rows, mechanism.predictor.dim)
         shapes = {name: shape for name, shape in shapes.items() if name in buffers or not name.endswith("bent")}
         for name, value in buffers.items():
             _finite(f"{node}/{name}", value, positive=name.endswith("scale"))
