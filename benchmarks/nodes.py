@@ -37,7 +37,7 @@ KINDS = {"price": m.Normal, "demand": m.Normal, "calls": m.Poisson, "paid": m.Be
 PEERS = {"price": smf.ols, "demand": smf.ols, "calls": smf.poisson, "paid": smf.logit}
 EXACT = {"price": "normal", "demand": "normal", "calls": "count", "paid": "logit"}
 GAP_SETS, SPLITS = 6, 4  # for each repeat: over five data sets the ratio of errors wanders by 0.15
-GROUPS, GROUPED_SETS = 60, 40  # of 200 data sets the coverage has a standard error of 0.011
+GROUPS, GROUPED_SETS = 60, 80  # for each repeat: of 400 data sets a coverage has a standard error of 0.015
 TRUTH = {("loc", ""): 1.0, ("weight", "x"): 0.5, ("weight", "u"): 0.8, ("scale", ""): 0.7}
 ITEMS = ["selfLR", "ClinLR", "DoleLR", "PID"]
 
