@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import poisson
 from torch import Tensor
 
-from otpdag.costs import KL, SmoothL1
+from otpdag.costs import KL, AbstractCost, SmoothL1
 from otpdag.divergences import Wasserstein
 from otpdag.engine import Adam
 from otpdag.engine.search import Searcher, SearchSchedule, search
@@ -36,6 +36,7 @@ from otpdag.structure import Theta, pack, unpack
 Array = NDArray[np.float64]
 
 ETA, TEMPERATURE, EPOCHS, RATE = 0.1, 0.1, 50, 0.05
+PRINTED = SmoothL1()
 BATCH, UNITS = 50, 32
 AVERAGED = 0.25  # share of the last steps: at that rate a single step's log-rates are off by a twentieth
 
@@ -61,7 +62,7 @@ class PaperChain(Algorithm1):
         z = gumbel_softmax(log_q, streams.draw(Noise(log_q.shape[-1], "uniform"), read.shape[1], read), TEMPERATURE)
         rate = z @ theta["log_rate"].exp().unsqueeze(-1)
         rebuilt = rate + streams.draw(Noise(1, "normal"), read.shape[1], read) * rate.sqrt()
-        cost = SmoothL1().between(rebuilt, x.flatten(1).unsqueeze(-1)).mean(-1)
+        cost = PRINTED.between(rebuilt, x.flatten(1).unsqueeze(-1)).mean(-1)
         yield Step(cost, self._families(log_q.exp().unflatten(1, x.shape[1:]), torch.sigmoid(theta["stay"])))
 
     def _families(self, q: Tensor, stay: Tensor) -> Iterator[Family]:
@@ -100,19 +101,19 @@ def first_guess(counts: Tensor, states: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-def least_cost(rates: ArrayLike, *, steps: int = 100) -> Array:
-    """Where the printed cost is least when distributions are known, for true rates in rising order; no fit is made.
+def least_cost(rates: ArrayLike, cost: AbstractCost = PRINTED, *, steps: int = 100) -> Array:
+    """Where a cost, the printed one if left out, is least for true rates in rising order, without data or a fit.
 
     States are equally likely. In turn, each count goes to the state that rebuilds it at the least mean cost, and each
-    rate to where its counts are rebuilt at the least. Rates come out 7/12 of a count too low, because noise that is
-    drawn by itself adds its size to the cost; counts that neighbours take or leave move them further up or down.
+    rate to where its counts are rebuilt at the least. Rates come out 7/12 of a count too low, or 1/2 at squared cost:
+    noise that is drawn by itself adds its size to the cost. Counts that neighbours take or leave move them further.
     """
-    tried, counts, cost = _mean_costs()
+    tried, counts, means = _mean_costs(cost)
     true = np.asarray(rates, float)
     often, found = poisson.pmf(counts, true[:, None]).sum(0), np.searchsorted(tried, true)
     for _ in range(steps):
-        nearest = cost[found].argmin(0)
-        moved = np.array([(cost @ (often * (nearest == state))).argmin() for state in range(len(true))])
+        nearest = means[found].argmin(0)
+        moved = np.array([(means @ (often * (nearest == state))).argmin() for state in range(len(true))])
         if (moved == found).all():
             break
         found = moved
@@ -120,11 +121,11 @@ def least_cost(rates: ArrayLike, *, steps: int = 100) -> Array:
 
 
 @cache
-def _mean_costs() -> tuple[Array, Array, Array]:
+def _mean_costs(cost: AbstractCost) -> tuple[Array, Array, Array]:
     """Rates below a hundred, counts, and the mean costs (rates, counts) of rebuilding these with those."""
     tried, counts = np.arange(1.0, 100.0, 0.02), np.arange(180.0)
-    cost = np.zeros((len(tried), len(counts)))
+    seen, means = torch.from_numpy(counts).unsqueeze(-1), np.zeros((len(tried), len(counts)))
     for normal, weight in zip(*np.polynomial.hermite_e.hermegauss(41), strict=True):
-        apart = np.abs(counts - (tried + normal * np.sqrt(tried))[:, None])
-        cost += weight / math.sqrt(2 * math.pi) * np.where(apart < 1, apart**2 / 2, apart - 0.5)
-    return tried, counts, cost
+        rebuilt = torch.from_numpy(tried + normal * np.sqrt(tried))[:, None, None]
+        means += weight / math.sqrt(2 * math.pi) * cost.between(seen, rebuilt).numpy()
+    return tried, counts, means

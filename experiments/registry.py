@@ -416,7 +416,7 @@ def _results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: st
     if not runs:
         raise DataError(f"--from must name a folder of runs, each with {ABOUT}; {str(folder)!r} has none")
     about_runs = {path: _read(path) for path in runs}
-    parts, drawn = [HEAD, _overview(about_runs.values(), known)], {}
+    parts, drawn = [HEAD, _overview(list(about_runs.values()), known)], {}
     for path, read in about_runs.items():
         chosen = known.get(str(read.get("experiment")))
         if chosen is None or chosen.page is None:
@@ -424,8 +424,8 @@ def _results_page(folder: Path, known: Mapping[str, Experiment], *, pictures: st
         made = _page_of(chosen, chosen.page, path)
         parts.append(_lowered(made.text.strip()))
         for number, (shows, picture) in enumerate(made.pictures.items(), start=1):
-            drawn[f"{chosen.name}-{number}"] = picture
-            parts.append(f"![{shows}]({pictures}/{chosen.name}-{number}.svg)")
+            drawn[f"{path.name}-{number}"] = picture
+            parts.append(f"![{shows}]({pictures}/{path.name}-{number}.svg)")
         parts.append(_how(read))
     return Page("\n\n".join(parts) + "\n", drawn)
 
@@ -443,25 +443,31 @@ def _page_of(chosen: Experiment, page: Callable[[Path], Page], folder: Path) -> 
         raise DataError(f"the tables in {folder} are not those of {chosen.name}: {error}") from error
 
 
-def _overview(runs: Iterable[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:
-    """What is there at which size, and what is missing."""
-    there = {str(read.get("experiment")): read for read in runs}
+def _overview(runs: Sequence[Mapping[str, Any]], known: Mapping[str, Experiment]) -> str:
+    """What is there at which sizes, and what is missing."""
     lines = ["| | what | size | run |", "|---|---|---|---|"]
     for name, entry in known.items():
-        if entry.page is not None:
-            read = there.get(name)
-            size = "" if read is None else SIZES.get(read.get("scale", ""), "some size")
-            state = "not yet" if read is None else "all of it" if read.get("finished") else "in part"
+        if entry.page is None:
+            continue
+        there = [read for read in runs if read.get("experiment") == name]
+        if not there:
+            lines.append(f"| {name} | {entry.title} | | not yet |")
+        for read in there:
+            size, state = _size(read), "all of it" if read.get("finished") else "in part"
             lines.append(f"| {name} | {entry.title} | {size} | {state} |")
     return "\n".join(lines)
+
+
+def _size(read: Mapping[str, Any]) -> str:
+    """How large a run was, in words."""
+    return SIZES.get(read.get("scale", ""), "some size")
 
 
 def _how(read: Mapping[str, Any]) -> str:
     """How large a run was, and how to repeat it."""
     versions = ", ".join(f"{package} {number}" for package, number in read.get("versions", {}).items())
     state = "" if read.get("finished") else " Not all of it has been run; `--resume` goes on with it."
-    size = SIZES.get(read.get("scale", ""), "some size")
-    return f"*Run at {size}, by `{read.get('command')}` with {versions}.{state}*"
+    return f"*Run at {_size(read)}, by `{read.get('command')}` with {versions}.{state}*"
 
 
 def _write_picture(picture: Figure, path: Path) -> None:

@@ -717,6 +717,14 @@ def test_a_run_goes_on_where_it_was_and_its_results_are_drawn(checkout):
     assert run("reproduce", "--folder", checkout, "all", "--from", checkout / "results", *elsewhere).exit_code == 0
     assert (checkout / "pages" / "results.md").read_text() == drawn
     assert (checkout / "pages" / "results" / "table6-1.svg").is_file()
+    smaller = ("table6", "--quick", "--out", checkout / "results" / "table6-quick")
+    assert run("reproduce", "--folder", checkout, *smaller).exit_code == 0
+    assert run("reproduce", "--folder", checkout, "all", "--from", checkout / "results").exit_code == 0
+    drawn = (checkout / "docs" / "results.md").read_text()
+    for size, name in (("full size, the paper's where it has one", "table6"), ("a small size", "table6-quick")):
+        assert f"| table6 | Six parts | {size}" in drawn
+        assert f"![Six](results/{name}-1.svg)" in drawn
+        assert (checkout / "docs" / "results" / f"{name}-1.svg").is_file()
     assert "all and --from go together" in one_line(run("reproduce", "--folder", checkout, "all"))
     assert "has none" in one_line(run("reproduce", "--folder", checkout, "all", "--from", checkout))
 

@@ -5,6 +5,7 @@ from scipy.optimize import minimize_scalar
 
 from experiments.paper_chain import fit_paper, least_cost
 from experiments.paper_codebook import PaperCodebook
+from otpdag.costs import SquaredEuclidean
 
 
 def cheapest(counts):
@@ -29,6 +30,7 @@ def test_the_papers_chain_ends_where_its_printed_cost_is_least_half_a_count_belo
     assert (np.abs(found - least) < [0.1, 0.3]).all()  # steps of 0.05 in logarithms, averaged
     np.testing.assert_allclose(least, [own.mean() - 7 / 12 for own in of_states], atol=0.05)
     np.testing.assert_allclose(least_cost(rates), rates - 7 / 12, atol=0.03)  # of the whole population
+    np.testing.assert_allclose(least_cost(rates, SquaredEuclidean()), rates - 1 / 2, atol=0.03)
     assert 0.6 < stay < 1.0
 
 

@@ -58,3 +58,15 @@ def test_a_run_that_goes_on_keeps_the_rows_of_its_table_that_are_not_made_anew(t
     assert joined["method"].tolist() == ["em", "paper", "ours", "late"]
     assert joined["error"].tolist() == [1.0, 4.0, 3.0, 5.0]
     assert Run(tmp_path).joined(made, "t.csv", ("method",)) is made
+
+
+def test_readings_of_min_max_differ_by_a_common_bias_and_count_the_tens_of_data_sets_that_hold():
+    true = np.array([12.0, 32.0, 55.0, 85.0]) + np.random.default_rng(0).random((25, 4))
+    dataset, state = np.indices(true.shape).reshape(2, -1)
+    columns = {"dataset": dataset, "state": state + 1, "true": true.ravel(), "estimate": true.ravel() + 1}
+    frame = pd.DataFrame(columns).assign(method="paper")
+    text = "\n".join(table3._readings(frame))
+    assert "| the range of the uniform | 0.1000 | 0.1000 | 0.1000 | 0.1000 | 0 of 2 | 0 of 2 |" in text
+    assert "| own least and largest | 0.0000 | 0.0000 | 0.0000 | 0.0000 | 2 of 2 | 2 of 2 |" in text
+    assert f"| the range of all four true rates | {1 / np.ptp(true):.4f} |" in text
+    assert table3._readings(frame[frame["dataset"] < 9]) == []

@@ -246,6 +246,6 @@ def topic_method(
     # as the paper's Appendix C.1 has it, for fixed topics and for topics with a distribution
     eta, temperature, epochs = (1e-4, 1.0, 300) if prior is None else (1e-1, 2.0, 1000)
     settings = PaperTopics(drawn=prior is not None, temperature=temperature, batch_size=50)
-    in_turn = 2 * (steps or epochs) * -(-documents // settings.batch_size)  # encoder and topics, on every batch
+    in_turn = 2 * (steps or epochs) * -(-documents // settings.batch_size)  # encoder and topics, each on its own
     adam = Adam(steps=in_turn, learning_rate=Constant(1e-3), averaging=0.0, alternating=True)
     return Method("paper", Objective(push_forward=PushForward(eta, Wasserstein(KL()))), settings, adam)

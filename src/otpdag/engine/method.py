@@ -213,6 +213,9 @@ def paper(
 ) -> Method:
     """Algorithm 1 of the paper: ground cost, Wasserstein penalty, alternating updates.
 
+    What the paper does not have: the last quarter of the steps is averaged, gradients longer than ten are cut, and
+    costs of numbers are in units of their spread, unless you give your own.
+
     Args:
         eta: Weight of the push-forward term.
         eps: Weight of the entropic term, which the paper does not have.
