@@ -55,7 +55,7 @@ def largest_difference(problem: Problem, frame: pd.DataFrame, seed: int) -> tupl
     short = table_problem(layout, batch, otp.entropic(), seed).subset(SHORT_ROWS)
 
     def run(numbers: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        starts = torch.cat([one_start(layout, batch, 0, restart_seed(seed, n), first=n == 0) for n in numbers])
+        starts = torch.cat([one_start(layout, batch, restart_seed(seed, n), first=n == 0) for n in numbers])
         state = minimise(short.laid_out_for(starts).loss, starts, steps=SearchSchedule().short_steps)
         return state.point, state.loss
 

@@ -173,8 +173,8 @@ def _problem(layout: Layout, batch: Batch, method: Method, seed: int, owners: Te
 
 
 def _starts(layout: Layout, batch: Batch, seed: int, restarts: int) -> Tensor:
-    pairs = [(owner, number) for owner in range(batch.replicas) for number in range(restarts)]
-    own = [one_start(layout, batch, owner, restart_seed(seed, n), first=n == 0) for owner, n in pairs]
+    pairs = [(owner, number) for owner in torch.arange(batch.replicas).split(1) for number in range(restarts)]
+    own = [one_start(layout, for_replicas(batch, owner), restart_seed(seed, n), first=n == 0) for owner, n in pairs]
     return torch.cat(own)
 
 

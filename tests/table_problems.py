@@ -15,9 +15,9 @@ def kind_of(model, data, weights=None, *, every_row=False):
     return recognise(model, data, weights=weights, device="cpu", every_row=every_row)
 
 
-def starts_of(layout, batch, numbers, owner=0, seed=0):
+def starts_of(layout, batch, numbers, seed=0):
     """Starts (R, P) of these numbers, as a fit with this seed has them."""
-    return torch.cat([one_start(layout, batch, owner, restart_seed(seed, n), first=n == 0) for n in numbers])
+    return torch.cat([one_start(layout, batch, restart_seed(seed, n), first=n == 0) for n in numbers])
 
 
 def problem_of(model, frame, method, seed=0, weights=None):
@@ -25,7 +25,7 @@ def problem_of(model, frame, method, seed=0, weights=None):
     schema = Schema.of(model.spaces, model.graph, frame)
     batch = encode(frame, schema, hidden=model.graph.hidden, weights=weights)
     layout = lay_out_rows(model.structure, batch, method, seed)
-    return table_problem(layout, batch, method, seed), one_start(layout, batch, 0, 0, first=True)
+    return table_problem(layout, batch, method, seed), one_start(layout, batch, 0, first=True)
 
 
 def started(model, data, method, replicas=1, weights=None):

@@ -85,7 +85,7 @@ def test_a_start_regresses_on_what_a_row_shows_whatever_its_units(unit, shift):
     backward = joint_map(model.structure, batch, ("x",), hidden=())
     phi = backward.init(1, torch.Generator().manual_seed(0))
     completed = {"x": torch.tensor(unit * x + shift), "y": torch.tensor(y)}
-    backward.start_from(phi, 0, batch, completed)
+    backward.start_from(phi, batch, completed)
     hidden = {"x": torch.zeros(1, 2000, 1).bool(), "y": torch.ones(1, 2000, 1).bool()}
     row = backward.code(batch.values, hidden)
     draw = backward.draw(phi, "x", row, {}, torch.zeros(1, 2000, 1).double())
@@ -268,17 +268,16 @@ def test_the_spread_of_a_column_is_that_of_its_values_also_where_roots_are_read(
     assert code.shift["v"].shape == (2,)
 
 
-@pytest.mark.parametrize("owner", [0, 1])
-def test_starts_hide_a_heads_own_cells_and_half_of_the_other_unknown_ones(owner):
+def test_starts_hide_a_heads_own_cells_and_half_of_the_other_unknown_ones():
     structure, batch = unknowns_world()
     (backward,) = amortized_maps(structure, batch, ())
-    weight = torch.as_tensor(np.random.default_rng(3).uniform(0.5, 2.0, (2, 12)))
+    weight = torch.as_tensor(np.random.default_rng(3).uniform(0.5, 2.0, (1, 12)))
     batch = replace(batch, weight=weight)
     rng = np.random.default_rng(2)
     completed = {name: value[0] for name, value in batch.values.items()}
     completed |= {"k": torch.as_tensor(rng.dirichlet(np.ones(3), 12)), "u": torch.as_tensor(rng.normal(size=(12, 1)))}
     phi = backward.init(2, torch.Generator().manual_seed(0))
-    backward.start_from(phi, 1, batch, completed, owner)
+    backward.start_from(phi, batch, completed)
     generator = torch.Generator().manual_seed(0)
     for node in (name for name in backward.targets if name != "k"):
         shown = {}
@@ -296,14 +295,14 @@ def test_starts_hide_a_heads_own_cells_and_half_of_the_other_unknown_ones(owner)
         design = np.concatenate([row, *read, np.ones((12, 1))], 1)
         shift, scale = (backward.code.shift["x"].item(), backward.code.scale["x"].item()) if node == "x" else (0.0, 1.0)
         target = (completed[node].numpy() - shift) / scale
-        own = weight[owner].numpy()[:, None]
+        own = weight[0].numpy()[:, None]
         gram = design.T @ (own * design)
         gram += 1e-3 * np.diag(gram).mean() * np.eye(len(gram))
         line = np.linalg.solve(gram, design.T @ (own * target))
         np.testing.assert_allclose(phi[f"phi.joint.{node}.linear"][1, :, :1], line[:-1], atol=1e-8)
         spread = max((target - design @ line).std(ddof=1), 0.05)
         np.testing.assert_allclose(phi[f"phi.joint.{node}.bias"][1], [line[-1, 0], np.log(spread)], atol=1e-8)
-        assert not phi[f"phi.joint.{node}.linear"][0].any()
+        torch.testing.assert_close(*phi[f"phi.joint.{node}.linear"])
         assert not phi[f"phi.joint.{node}.linear"][1, :, 1:].any()
 
 

@@ -368,7 +368,7 @@ def laid_out(model, frame, method, weights=None, like=None):
 
 
 def starts(layout, batch, many=2):
-    return torch.cat([one_start(layout, batch, 0, number, first=number == 0) for number in range(many)])
+    return torch.cat([one_start(layout, batch, number, first=number == 0) for number in range(many)])
 
 
 @pytest.mark.parametrize("hidden", [LABEL, NUMBER, LABEL | NUMBER], ids=["label", "number", "label and number"])

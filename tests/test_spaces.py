@@ -91,11 +91,6 @@ def test_categories_and_counts_are_countable():
     assert {type(space) for space in SPACES if space.is_countable} == {Count, Discrete}
 
 
-def test_counts_are_listed_beyond_the_largest():
-    assert Count().reach(torch.tensor([0.0, 10.0])) == pytest.approx(18.0)
-    assert Real().reach(torch.tensor([0.0, 10.0])) is None
-
-
 # -- a space that the library has never seen --------------------------------------------------------------------------
 
 

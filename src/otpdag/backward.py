@@ -22,6 +22,7 @@ from otpdag.clustering import move_centres
 from otpdag.data import Batch
 from otpdag.errors import ModelError
 from otpdag.layers import apply_mlp, gumbel_softmax, init_mlp
+from otpdag.mechanisms.base import Noise
 from otpdag.mechanisms.normal import LOG_SQRT_2PI
 from otpdag.mechanisms.predictor import centre_and_spread, weighted_regression
 from otpdag.numerics import apply_linear, expand_to, nearest, side_by_side, under
@@ -208,6 +209,11 @@ class AmortizedMap:
         space = self.space(node)
         return space.width if space.is_discrete else 2 * space.free_width
 
+    def noise(self, node: str) -> Noise:
+        """What a draw of a node reads beside its inputs."""
+        space = self.space(node)
+        return Noise(space.width, "uniform") if space.is_discrete else Noise(space.free_width, "normal")
+
     def init(self, replicas: int, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """Draw the heads' parameters; the linear part starts at zero, scales at a half."""
         phi: dict[str, Tensor] = {}
@@ -224,44 +230,44 @@ class AmortizedMap:
                     phi[self.key(node, f"net.{name}")] = value
         return phi
 
-    def start_from(
-        self, phi: dict[str, Tensor], replica: int, batch: Batch, completed: Mapping[str, Tensor], owner: int = 0
-    ) -> None:
-        """Regress completed values (N, width) on the rows; the result becomes the linear parts of one replica.
+    def started(self, batch: Batch, completed: Mapping[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
+        """The map's parameters (1, ...), drawn and started from completed values (N, width)."""
+        phi = self.init(1, generator)
+        self.start_from(phi, batch, completed)
+        return phi
+
+    def start_from(self, phi: dict[str, Tensor], batch: Batch, completed: Mapping[str, Tensor]) -> None:
+        """Regress completed values (N, width) on the rows; the result becomes the linear parts of all replicas.
 
         A head never sees its own node's cells, and those of other drawn nodes in half of the rows: it is used where
         they are missing.
 
         Args:
             phi: The map's parameters, changed in place.
-            replica: The replica of ``phi`` to start.
             batch: The rows.
             completed: A value for every node.
-            owner: The replica of ``batch`` that the rows belong to.
         """
-        own = {n: v[min(owner, len(v) - 1)] for n, v in batch.values.items()}
+        own = {n: v[0] for n, v in batch.values.items()}
         generator = torch.Generator().manual_seed(0)
         for node in self.targets:
             space = self.space(node)
             if space.is_discrete:
                 continue
-            row = self.code(own, self._hide(node, batch, owner, generator))
+            row = self.code(own, self._hide(node, batch, generator))
             inputs = torch.cat([row, *self._read(node, completed)], -1)
             design = torch.cat([inputs, torch.ones_like(inputs[:, :1])], -1)
             shift, scale = self._units(node, row)
             target = (space.unconstrain(completed[node]) - shift) / scale
-            weight = batch.weight[min(owner, len(batch.weight) - 1)]
-            coefficients = weighted_regression(design, target, weight, ridge=1e-3)
+            coefficients = weighted_regression(design, target, batch.weight[0], ridge=1e-3)
             spread = (target - design @ coefficients).std(0).clamp(min=0.05)
             free = space.free_width
-            phi[self.key(node, "linear")][replica, :, :free] = coefficients[:-1]
-            phi[self.key(node, "bias")][replica, :free] = coefficients[-1]
-            phi[self.key(node, "bias")][replica, free:] = torch.log(spread)
+            phi[self.key(node, "linear")][:, :, :free] = coefficients[:-1]
+            phi[self.key(node, "bias")][:, :free] = coefficients[-1]
+            phi[self.key(node, "bias")][:, free:] = torch.log(spread)
 
-    def _hide(self, node: str, batch: Batch, owner: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def _hide(self, node: str, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
         shown = {}
-        for name, seen in batch.mask.items():
-            mask = seen[min(owner, len(seen) - 1)]
+        for name, (mask, *_) in batch.mask.items():
             if name == node:
                 mask = torch.zeros_like(mask)
             elif name in self.targets:
@@ -299,19 +305,11 @@ class AmortizedMap:
         return Draw(value, -0.5 * noise**2 - log_scale - LOG_SQRT_2PI - torch.log(scale) - log_det)
 
     def relaxed(
-        self,
-        phi: Theta,
-        node: str,
-        row: Tensor,
-        values: Mapping[str, Tensor],
-        uniform: Tensor,
-        temperature: float,
-        *,
-        hard: bool = False,
+        self, phi: Theta, node: str, row: Tensor, values: Mapping[str, Tensor], uniform: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """A relaxed draw of a category, and its log-probabilities."""
         log_probs = torch.log_softmax(self.outputs(phi, node, row, values), -1)
-        return gumbel_softmax(log_probs, uniform, temperature, hard=hard), log_probs
+        return gumbel_softmax(log_probs, uniform, temperature), log_probs
 
 
 def amortized_maps(

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from otpdag.data.sequences import Sequences, as_sequences
 from otpdag.engine import FitResult, fit
 from otpdag.errors import DataError, ModelError, check_choice, check_count
 from otpdag.model import Model
+from otpdag.numerics import Array, Flags
 
 Criterion = Literal["bic", "aic", "cv"]
 
@@ -222,7 +222,7 @@ def _validated(model: Model, data: Any, folds: int, seed: int, options: Mapping[
     return {"cv_log_likelihood": float(mean), "cv_std_error": float(spread)}
 
 
-def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any, Any, NDArray[np.float64]]]:
+def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any, Any, Array]]:
     """Rows (or sequences) to fit, those held out, and how many steps each of these has."""
     check_count("folds", folds, 2)
     if model.graph.is_dynamic:
@@ -241,7 +241,7 @@ def _parts(model: Model, data: Any, folds: int, seed: int) -> Iterator[tuple[Any
     owner = pd.factorize(table[model.group])[0] if model.group else np.repeat(np.arange(len(lengths)), lengths)
     table = _with_all_levels(table)
 
-    def some(chosen: NDArray[np.bool_]) -> pd.DataFrame | Sequences:
+    def some(chosen: Flags) -> pd.DataFrame | Sequences:
         rows = table[chosen[owner]]
         return Sequences(rows, lengths=lengths[chosen]) if model.graph.is_dynamic else rows
 

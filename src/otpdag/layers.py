@@ -62,17 +62,11 @@ def apply_mlp(params: Mapping[str, Tensor], inputs: Tensor, prefix: str = "") ->
     return hidden
 
 
-def gumbel_softmax(logits: Tensor, uniform: Tensor, temperature: float, *, hard: bool = False) -> Tensor:
+def gumbel_softmax(logits: Tensor, uniform: Tensor, temperature: float) -> Tensor:
     r"""A relaxed draw of a category (Jang et al. 2017; Cat-Concrete in the paper's Appendix C.1).
 
     .. math:: y_k \propto \exp\{(\log p_k + G_k)/\tau\}, \quad G_k = -\log(-\log u_k)
-
-    With ``hard=True`` the value is one-hot and the gradient that of the soft draw (straight-through).
     """
     tiny = torch.finfo(uniform.dtype).tiny
     gumbel = -torch.log((-torch.log(uniform.clamp(min=tiny))).clamp(min=tiny))
-    soft = torch.softmax((logits + gumbel) / temperature, -1)
-    if not hard:
-        return soft
-    one_hot = torch.nn.functional.one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
-    return one_hot + soft - soft.detach()
+    return torch.softmax((logits + gumbel) / temperature, -1)

@@ -32,6 +32,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
 RIDGE = 1e-10  # relative to the largest difference: what keeps a combination of nearly equal ones small
 
 
@@ -145,8 +149,6 @@ def one_hot(codes: Tensor, size: int, dtype: torch.dtype = torch.float64) -> Ten
     return empty.reshape(*codes.shape, size).scatter_(-1, at.clamp(min=0), (at >= 0).to(dtype))
 
 
-Array = NDArray[np.float64]
-
 # -- tensors with a replica axis ---------------------------------------------------------------------------------------
 
 
@@ -249,7 +251,7 @@ def side_by_side(columns: Sequence[Tensor]) -> Tensor:
     return torch.cat(tuple(columns), -1)
 
 
-def first_connected(many: int, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+def first_connected(many: int, left: Ints, right: Ints) -> Ints:
     """The first of all that each is connected with, by pairs of neighbours: SciPy's takes long to import.
 
     >>> first_connected(5, np.array([2, 0]), np.array([3, 2])).tolist()

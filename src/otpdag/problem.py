@@ -25,7 +25,7 @@ from otpdag.mechanisms.base import Held
 from otpdag.noise import Streams
 from otpdag.settings import ClosedForm, Objective
 from otpdag.simulation import simulated_rows
-from otpdag.structure import Naturals, Structure, Theta, pack, unpack
+from otpdag.structure import Naturals, Shapes, Structure, Theta, pack, unpack
 
 
 @dataclass(frozen=True)
@@ -152,12 +152,12 @@ def split_theta(parameters: Mapping[str, Held]) -> tuple[dict[str, Held], dict[s
     return theta, {key: value for key, value in parameters.items() if key.startswith("phi.")}
 
 
-def split_point(point: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_point(point: Tensor, shapes: Shapes) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Raw parameters of the model at a point (R, P), and of its backward maps."""
     return split_theta(unpack(point, shapes))
 
 
-def packed_point(theta: Theta, shapes: Mapping[str, tuple[int, ...]], replicas: int) -> Tensor:
+def packed_point(theta: Theta, shapes: Shapes, replicas: int) -> Tensor:
     """The point (R, P) of raw parameters, each (1 or R, ...)."""
     return pack({key: theta[key].expand(replicas, *shape) for key, shape in shapes.items()})
 
@@ -237,7 +237,7 @@ class Problem(ABC):
     """What is minimised. :meth:`loss`, or :meth:`Minibatched.sampled`, must be there; all else has a default."""
 
     structure: Structure
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
 
     # -- size ---------------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Batched(Problem):
 
     structure: Structure
     batch: Batch | SequenceBatch
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
 
     @property
     def rows(self) -> int:
@@ -401,7 +401,7 @@ class RowObjective:
     """
 
     structure: Structure
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
     weights: Objective
     closed: ClosedForm
 
@@ -514,7 +514,7 @@ class WrappedProblem(Problem):
         return self.base.structure
 
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]
+    def shapes(self) -> Shapes:  # type: ignore[override]
         """Of the problem itself."""
         return self.base.shapes
 

@@ -164,10 +164,6 @@ class Space(ABC):
 
     # -- listing values --------------------------------------------------------------------------------------------
 
-    def reach(self, values: Tensor) -> float | None:
-        """How far a list of values must go for such data; None if it does not depend on data."""
-        return None
-
 
 def space_from(spec: Mapping[str, Any]) -> Space:
     """Read :meth:`Space.spec` again; a space of your own is known once its class is imported.
@@ -382,10 +378,6 @@ class Count(_Exponential):
         """Whole numbers with the mean and the spread of a Poisson variable of mean three."""
         return np.maximum(np.round(3 + 1.7 * scores), 0.0)
 
-    def reach(self, values: Tensor) -> float | None:
-        """Somewhat further than the largest."""
-        return 1.3 * float(values.max()) + 5
-
 
 @dataclass(frozen=True)
 class Discrete(Space):
@@ -406,10 +398,7 @@ class Discrete(Space):
         """Length of the one-hot vector."""
         return self.size
 
-    @property
-    def cells(self) -> int:
-        """A category stands in one cell."""
-        return 1
+    cells: ClassVar[int] = 1
 
     def outside(self, cells: Array) -> NDArray[np.bool_]:
         """Numbers that are not the code of a category."""

@@ -22,6 +22,7 @@ from otpdag.mechanisms.simulator import Simulator
 from otpdag.spaces import Count, Discrete, Interval, Real, Space
 
 Theta = Mapping[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]  # of parameters
 Naturals = Mapping[str, Mapping[str, Tensor]]
 Entry = tuple[str, str, int]
 
@@ -173,11 +174,6 @@ class Structure:
     def parents(self, node: str, values: Mapping[str, Tensor]) -> Parents:
         """The values of a node's parents."""
         return {parent: values[parent] for parent, _ in self.mechanisms[node].family.parents}
-
-    def count_ranges(self, values: Mapping[str, Tensor]) -> dict[str, float]:
-        """How far the support of each count must reach: somewhat beyond the largest of the values that are seen."""
-        reaches = {node: self.mechanisms[node].space.reach(values[node]) for node in self.graph.observed}
-        return {node: reach for node, reach in reaches.items() if reach is not None}
 
     def base(self, name: str) -> str:
         """The node behind a name: ``z`` for ``z``, the ``z[0]`` of its first steps and the ``z[-1]`` of a parent."""
@@ -426,7 +422,7 @@ def pack(theta: Theta) -> Tensor:
     return torch.cat([value.reshape(value.shape[0], -1) for value in theta.values()], -1)
 
 
-def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def unpack(flat: Tensor, like: Shapes) -> dict[str, Tensor]:
     """Invert :func:`pack` given the shapes without replica axis; columns beyond these are left aside."""
     sizes = [math.prod(shape) for shape in like.values()]
     # one split, whose gradient is one concatenation: slices would each write a gradient as long as all parameters
@@ -434,7 +430,7 @@ def unpack(flat: Tensor, like: Mapping[str, tuple[int, ...]]) -> dict[str, Tenso
     return {key: part.reshape(flat.shape[0], *like[key]) for key, part in zip(like, parts, strict=True)}
 
 
-def parameter_places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def parameter_places(shapes: Shapes) -> dict[str, Tensor]:
     """The columns of a packed matrix that hold each parameter (*shape).
 
     >>> parameter_places({"a": (2,), "b": (1, 1)})
@@ -444,7 +440,7 @@ def parameter_places(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
     return {key: own[0] for key, own in unpack(columns, shapes).items()}
 
 
-def columns_of(shapes: Mapping[str, tuple[int, ...]], keys: Collection[str]) -> Tensor:
+def columns_of(shapes: Shapes, keys: Collection[str]) -> Tensor:
     """Which columns of a packed matrix hold these parameters (P,).
 
     >>> columns_of({"a": (2,), "b": (1, 1)}, {"b"}).tolist()

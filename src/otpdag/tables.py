@@ -8,12 +8,13 @@ from typing import Protocol
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from otpdag.data import Label
 from otpdag.data.columns import cell_names
 from otpdag.mechanisms import Axis
 from otpdag.mechanisms.parameters import Feature, Parameter
+from otpdag.numerics import Array, Flags
 from otpdag.structure import Structure
 
 __all__ = ["estimates", "interval_ends"]
@@ -31,7 +32,7 @@ class Described(Protocol):
         """What the categories of a node are called."""
         ...
 
-    def params(self) -> Mapping[str, Mapping[str, NDArray[np.float64]]]:
+    def params(self) -> Mapping[str, Mapping[str, Array]]:
         """Parameters by node and name."""
         ...
 
@@ -77,7 +78,7 @@ def estimates(model: Described, params: Mapping[str, Mapping[str, ArrayLike]] | 
     return pd.DataFrame(rows, columns=["node", "parameter", "at", "value", "fixed"])
 
 
-def interval_ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> NDArray[np.float64]:
+def interval_ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> Array:
     """Lower and upper ends (n, 2) of intervals beside the estimates that were learned; NaN where there are none.
 
     Args:
@@ -96,7 +97,7 @@ def interval_ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> NDArra
     return ends
 
 
-def _fixed(parameter: Parameter | None, size: int) -> NDArray[np.bool_]:
+def _fixed(parameter: Parameter | None, size: int) -> Flags:
     """Which numbers of a parameter are given."""
     if parameter is not None and parameter.is_given_in_part:
         return parameter.fixed_entries().ravel()

@@ -50,9 +50,9 @@ def test_the_first_start_is_the_plain_guess_and_each_has_a_seed_of_its_own(monke
     asked = []
     one_start = data_kind.one_start
 
-    def noted(layout, batch, owner, seed, *, first):
-        asked.append((batch.rows, owner, seed, first))
-        return one_start(layout, batch, owner, seed, first=first)
+    def noted(layout, batch, seed, *, first):
+        asked.append((batch.rows, seed, first))
+        return one_start(layout, batch, seed, first=first)
 
     monkeypatch.setattr(data_kind, "one_start", noted)
     monkeypatch.setattr(data_kind, "START_ROWS", 20)
@@ -63,12 +63,12 @@ def test_the_first_start_is_the_plain_guess_and_each_has_a_seed_of_its_own(monke
     seeds = [restart_seed(3, number) for number in range(3)]
     starts = kind.starts(layout, problem, 3, [0, 1, 2])
     assert starts.shape[0] == 3
-    assert asked == [(30, 0, seeds[0], True), (20, 0, seeds[1], False), (20, 0, seeds[2], False)]
+    assert asked == [(30, seeds[0], True), (20, seeds[1], False), (20, seeds[2], False)]
     asked.clear()
     kind.starts(layout, problem, 3, [0])  # a single one looks at more rows
     kind.starts(layout, problem, 3, [0], torch.arange(7))  # or at those that it is told
     kind.starts(layout, problem, 3, [1], torch.arange(7))
-    assert asked == [(30, 0, seeds[0], True), (7, 0, seeds[0], True), (7, 0, seeds[1], False)]
+    assert asked == [(30, seeds[0], True), (7, seeds[0], True), (7, seeds[1], False)]
 
 
 def test_the_work_of_a_table_is_its_rows_times_points_or_a_minibatch():

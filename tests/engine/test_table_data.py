@@ -226,8 +226,8 @@ def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
     problem = data.problem(layout, otp.entropic(), 0)
     seen = []
 
-    def noted(layout, batch, owner, seed, *, first):
-        seen.append((batch.rows, owner, seed, first))
+    def noted(layout, batch, seed, *, first):
+        seen.append((batch.rows, seed, first))
         return torch.zeros(1, 2)
 
     monkeypatch.setattr(data_kind, "one_start", noted)
@@ -235,10 +235,10 @@ def test_one_start_looks_at_more_rows_than_each_of_several(monkeypatch):
     assert len(data.starts(layout, problem, 3, [0, 1])) == 2
     data.starts(layout, problem, 3, [2], units=torch.arange(17))
     assert seen == [
-        (ONE_START_ROWS, 0, restart_seed(3, 0), True),
-        (ONE_START_ROWS, 0, restart_seed(3, 0), True),
-        (START_ROWS, 0, restart_seed(3, 1), False),
-        (17, 0, restart_seed(3, 2), False),
+        (ONE_START_ROWS, restart_seed(3, 0), True),
+        (ONE_START_ROWS, restart_seed(3, 0), True),
+        (START_ROWS, restart_seed(3, 1), False),
+        (17, restart_seed(3, 2), False),
     ]
 
 

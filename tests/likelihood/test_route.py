@@ -57,7 +57,7 @@ def test_losses_of_rows_stand_in_the_order_of_the_table_and_take_its_weights():
     model = otp.Model(otp.Graph([("a", "x"), ("b", "x")]), {"a": m.Categorical(2), "b": m.Normal(), "x": m.Poisson()})
     batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=())
     layout = lay_out_rows(model.structure, batch, otp.entropic(), 0)
-    start = one_start(layout, batch, 0, 0, first=True)
+    start = one_start(layout, batch, 0, first=True)
     about = RowObjective(layout.structure, layout.shapes, Objective(eps=1.0), ClosedForm())
     placed = row_problem(about, batch, 0).laid_out_for(start)
     losses = placed.unit_losses(start)[0]
@@ -91,7 +91,7 @@ def test_only_a_plain_likelihood_is_summed_up_in_moments(objective, reference, k
     problem = row_problem(about, batch, 0)
     assert isinstance(problem, kind)
     if objective.reconstruction == 1.0:
-        start = one_start(layout, batch, 0, 0, first=True)
+        start = one_start(layout, batch, 0, first=True)
         alone = rows_along_graph(about, batch, 0)
         torch.testing.assert_close(problem.loss(start).total, alone.loss(start).total, rtol=1e-8, atol=1e-10)
         assert problem.rows == alone.rows == 60

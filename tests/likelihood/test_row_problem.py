@@ -79,7 +79,7 @@ def made(world, objective=None, weights=None, rows=None):
     batch = encode(frame, Schema.of(model.spaces, model.graph), hidden=model.graph.hidden, weights=weights)
     whole = encode(world()[1], Schema.of(model.spaces, model.graph), hidden=model.graph.hidden)
     layout = lay_out_rows(model.structure, whole, otp.entropic(), 0)
-    start = one_start(layout, whole, 0, 0, first=True)
+    start = one_start(layout, whole, 0, first=True)
     about = RowObjective(layout.structure, layout.shapes, objective or Objective(eps=1.0), ClosedForm())
     return rows_along_graph(about, batch, 0).laid_out_for(start), start
 

@@ -33,7 +33,7 @@ def batch_of(model, table, weights=None):
 
 def completed(model, table, *, seed=0, first=True, weights=None):
     batch = batch_of(model, table, weights)
-    return batch, complete_table(model.structure, batch, 0, np.random.default_rng(seed), first=first)
+    return batch, complete_table(model.structure, batch, np.random.default_rng(seed), first=first)
 
 
 def started(structure, batch, values):

@@ -7,7 +7,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.data import Batch, Schema, encode
+from otpdag.data import Schema, encode
 from otpdag.engine import Run
 from tests.table_problems import lay_out_rows, starts_of, table_problem
 
@@ -62,18 +62,3 @@ def test_losses_and_steps_of_replicas_do_not_touch_each_other(kind, route):
         # points of one replica are placed until those of all are settled
         np.testing.assert_allclose(alone.loss[0], together.loss[r], rtol=1e-6)
         np.testing.assert_allclose(alone.point[0], together.point[r], rtol=1e-3, atol=1e-4)
-
-
-def test_starts_of_a_data_set_are_its_own():
-    model = model_of("class and number")
-    tables = [table_of(30, 0.0), table_of(30, 0.0) * [1.0, 1.0, 1.0] + [5.0, 0.0, 0.0]]
-    schema = Schema.of(model.spaces, model.graph, tables[0])
-    batches = [encode(table, schema, hidden=model.graph.hidden) for table in tables]
-    layout = lay_out_rows(model.structure, batches[0], otp.entropic(), 0)
-    stacked = Batch(
-        {node: torch.cat([batch.values[node] for batch in batches]) for node in batches[0].nodes},
-        {node: torch.cat([batch.mask[node] for batch in batches]) for node in batches[0].nodes},
-        torch.cat([batch.weight for batch in batches]),
-    )
-    for owner, batch in enumerate(batches):
-        torch.testing.assert_close(starts_of(layout, batch, [1]), starts_of(layout, stacked, [1], owner))

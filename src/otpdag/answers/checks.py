@@ -281,7 +281,8 @@ def _polynomials(below: Tensor, above: Tensor) -> Tensor:
     """
     low, high = ((2 * end.clamp(0, 1) - 1).unsqueeze(-1) for end in (below, above))
     wide = high - low > 1e-6
-    at, bottom, top = (_legendre(end) for end in (0.5 * (low + high), low, high))
+    ends = (np.polynomial.legendre.legvander(end.numpy(), ORDERS + 1) for end in (0.5 * (low + high), low, high))
+    at, bottom, top = (torch.from_numpy(end).unbind(-1) for end in ends)
     means = []
     for order in range(1, ORDERS + 1):
         # the integral of a polynomial is the difference of its neighbours
@@ -289,13 +290,6 @@ def _polynomials(below: Tensor, above: Tensor) -> Tensor:
         mean = (rise[0] - rise[1]) / ((2 * order + 1) * torch.where(wide, high - low, 1.0))
         means.append((2 * order + 1) ** 0.5 * torch.where(wide, mean, at[order]))
     return torch.cat(means, -1)
-
-
-def _legendre(x: Tensor) -> list[Tensor]:
-    found = [torch.ones_like(x), x]
-    for n in range(1, ORDERS + 1):
-        found.append(((2 * n + 1) * x * found[n] - n * found[n - 1]) / (n + 1))
-    return found
 
 
 def _frequent(indicators: Tensor, value: Tensor, most: int = 6) -> Tensor:

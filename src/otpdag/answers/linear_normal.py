@@ -17,7 +17,6 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import scipy as sp
-from numpy.typing import NDArray
 
 from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import free_parameters
@@ -28,8 +27,8 @@ from otpdag.likelihood.linear_normal import NormalFit, RowGroups, grouped_moment
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import is_linear_normal
 from otpdag.mechanisms import Normal
+from otpdag.numerics import Array, Flags, Ints, first_connected
 
-Array = NDArray[np.float64]
 Rotation = Literal["varimax", "oblimin"]
 
 
@@ -157,17 +156,15 @@ class _Rows:
         return cls(groups, shift, second[:1])
 
     @cached_property
-    def together(self) -> NDArray[np.bool_]:
+    def together(self) -> Flags:
         """Which pairs of cells (D, D) some row shows."""
         return np.asarray((self.groups.shown[:, :, None] & self.groups.shown[:, None]).any(0))
 
     @cached_property
-    def blocks(self) -> list[NDArray[np.int64]]:
+    def blocks(self) -> list[Ints]:
         """Cells that rows connect: those of all columns, or of each group of a model of several groups."""
-        reach = self.together
-        for _ in range(len(reach).bit_length()):
-            reach = reach @ reach
-        return [np.flatnonzero(own) for own in np.unique(reach, axis=0)]
+        block = first_connected(len(self.together), *np.nonzero(self.together))
+        return [np.flatnonzero(block == first) for first in np.unique(block)]
 
     def has_density(self, least: float = 1e-10) -> bool:
         """Whether columns vary and none follows from the others, or else the best likelihood is infinite.
@@ -176,7 +173,7 @@ class _Rows:
         """
         return all(self._block_has_density(block, least) for block in self.blocks)
 
-    def _block_has_density(self, block: NDArray[np.int64], least: float) -> bool:
+    def _block_has_density(self, block: Ints, least: float) -> bool:
         complete = np.flatnonzero(self.groups.shown[:, block].all(-1))
         if not len(complete) or self.second[0, complete[0], -1, -1] <= len(block):
             return False

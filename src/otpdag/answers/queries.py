@@ -23,7 +23,6 @@ import numpy as np
 import pandas as pd
 import scipy as sp
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.answers.identification import Identification, identify_all, identify_path
@@ -42,7 +41,7 @@ from otpdag.likelihood.sequence_posterior import fill_in
 from otpdag.mechanisms import Given
 from otpdag.mechanisms.base import Buffered, Family, buffers_of
 from otpdag.mechanisms.predictor import Censorable
-from otpdag.numerics import at_work
+from otpdag.numerics import Flags, at_work
 from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral, ancestral_sequences, batch_of
 from otpdag.structure import Naturals, Structure, columns_of
@@ -470,7 +469,7 @@ def _slopes(problem: Problem, change: Callable[[Naturals], Tensor], relevant: Co
 
 def _is_untold_elsewhere(
     problem: Problem, point: Tensor, slopes: Callable[[Tensor], Tensor], move: float = 0.3, least: float = 1e-4
-) -> NDArray[np.bool_]:
+) -> Flags:
     """Which differences move along what no row tells, at parameters (1, P) so far from the estimate.
 
     Where hidden classes are equal, say, an effect stands still along what is not told, but at no other point. There

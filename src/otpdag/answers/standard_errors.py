@@ -25,7 +25,6 @@ import numpy as np
 import pandas as pd
 import scipy as sp
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.answers.notes import flat_directions, point_of
@@ -38,7 +37,7 @@ from otpdag.likelihood.row_problem import row_problem
 from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Between, Parameter
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.numerics import at_work, first_connected
+from otpdag.numerics import Flags, at_work, first_connected
 from otpdag.problem import Problem, RowObjective, TableRows, Units, apart, curvature, differences
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack, parameter_places, unpack
@@ -133,7 +132,7 @@ class Information:
         inverse = (root * torch.where(values > self.smallest, 1 / values.clamp(min=self.smallest), 0.0)) @ root.mT
         return inverse if self.scores is None else inverse @ (self.scores.mT @ self.scores) @ inverse
 
-    def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> NDArray[np.bool_]:
+    def untold(self, slopes: Tensor, least: float = 1e-3, most: float = 0.02) -> Flags:
         """Which numbers, by their slopes (numbers, P), move along a direction that the data do not tell.
 
         Those with ``least`` of their slope along such directions, or more where these are known less exactly; ``most``

@@ -27,9 +27,9 @@ from otpdag.data.sequences import SequenceBatch
 from otpdag.divergences import SlicedWasserstein
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
 from otpdag.matching.transport_cost import directions
+from otpdag.numerics import Array
 from otpdag.simulation import ancestral, sequences_like
 
-Array = NDArray[np.float64]
 CONSTANT = 1e-12  # a spread that is none
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from otpdag.errors import DataError
+from otpdag.numerics import Array, Flags
 
 Codes: TypeAlias = npt.NDArray[np.int64]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
@@ -199,7 +200,7 @@ def unique_rows(batch: Batch, *, shrink: float = 0.5) -> Batch:
     return Batch(collapsed.values, collapsed.mask, summed)
 
 
-def canonical_order(columns: Iterable[npt.NDArray[np.float64]], rows: int) -> Codes:
+def canonical_order(columns: Iterable[Array], rows: int) -> Codes:
     """Row numbers in an order that depends on what the rows hold, not on where they stand: by a hash of their content.
 
     It reads ranks, so that the units of a column do not matter either, and only as many columns as tell rows apart.
@@ -231,7 +232,7 @@ def canonical_order(columns: Iterable[npt.NDArray[np.float64]], rows: int) -> Co
     return np.argsort(hashed)
 
 
-def _ordered(column: npt.NDArray[np.float64]) -> tuple[Codes, npt.NDArray[np.bool_]]:
+def _ordered(column: Array) -> tuple[Codes, Flags]:
     """Places in ascending order, gaps last, and where one value differs from the next."""
     order = np.argsort(column)
     ordered = column[order]

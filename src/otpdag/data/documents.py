@@ -15,6 +15,7 @@ from torch import Tensor
 from otpdag.data.batch import mixed
 from otpdag.data.columns import to_numpy
 from otpdag.errors import DataError
+from otpdag.numerics import Ints
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 CHANNELS = (1, 3)  # grey, or red, green and blue
@@ -45,7 +46,7 @@ class Documents:
         self.counts: sp.sparse.csr_array = matrix
 
     @property
-    def canonical_order(self) -> npt.NDArray[np.int64]:
+    def canonical_order(self) -> Ints:
         """Numbers of the documents that have words, in an order that depends on what they hold alone."""
         filled = np.flatnonzero(np.diff(self.counts.indptr))
         words = mixed(mixed(self.counts.data.view(np.uint64)) ^ self.counts.indices.astype(np.uint64))

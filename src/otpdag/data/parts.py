@@ -407,7 +407,6 @@ class PartTable:
         elsewhere: Whether parts are on other machines, which then keep what is made of them.
         sample: Random rows.
         seen: For each node in how many rows each of its cells is seen.
-        largest: For each node the largest value of any coordinate.
     """
 
     parts: Parts
@@ -416,7 +415,6 @@ class PartTable:
     elsewhere: bool
     sample: Batch
     seen: Mapping[str, npt.NDArray[np.int64]]
-    largest: Mapping[str, float]
 
     def picked(self, rows: Tensor) -> Batch:
         """These rows of the table, all different, in the order of their numbers (n,): one pass over all parts."""
@@ -488,14 +486,13 @@ def _sampled(
     chosen = random_part(rows, table.held_rows, table.seed)
     assert chosen is not None, "the table has more rows than are held"
     order = chosen.argsort()
-    samples, seen_in, largest_in = zip(*parts.each(_second_look, reading, chosen[order].numpy()), strict=True)
+    samples, seen_in = zip(*parts.each(_second_look, reading, chosen[order].numpy()), strict=True)
     seen = {node: np.sum([counts[node] for counts in seen_in], axis=0) for node in observed}
     for node, counts in seen.items():
         if (counts == 0).any():
             refuse_empty(node, reading.schema[node].names[int((counts == 0).argmax())], rows)
-    largest = {node: max(values[node] for values in largest_in) for node in observed}
     sample = Batch.join(samples).take(order.argsort())
-    return PartTable(parts, reading, rows, elsewhere, sample, seen, largest)
+    return PartTable(parts, reading, rows, elsewhere, sample, seen)
 
 
 # -- work that is done where a part is ---------------------------------------------------------------------------------
@@ -516,16 +513,13 @@ def _first_look(
 
 def _second_look(
     frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]
-) -> tuple[Batch, dict[str, npt.NDArray[np.int64]], dict[str, float]]:
-    """Check a part; of the chosen rows those that are in it, how many cells are seen, and the largest values."""
+) -> tuple[Batch, dict[str, npt.NDArray[np.int64]]]:
+    """Check a part; of the chosen rows those that are in it, and how many cells are seen."""
     batch = reading.batch(frame, number)
     first = reading.starts[number]
     begin, end = np.searchsorted(chosen, [first, first + batch.rows])
-    return (
-        batch.take(torch.from_numpy(chosen[begin:end] - first)),
-        {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()},
-        {node: float(value.max()) for node, value in batch.values.items()},
-    )
+    seen = {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()}
+    return batch.take(torch.from_numpy(chosen[begin:end] - first)), seen
 
 
 def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> Batch:

@@ -23,6 +23,7 @@ from otpdag.data.batch import Batch, mixed, row_hashes
 from otpdag.data.columns import Schema, Table, as_label, check_once, find_labels, known_table, to_numpy
 from otpdag.data.table import encode, read_weights
 from otpdag.errors import DataError, listed
+from otpdag.numerics import Ints
 
 Lengths: TypeAlias = npt.NDArray[np.int64]
 
@@ -130,7 +131,7 @@ class SequenceBatch:
         return _counted(self.lengths)
 
     @property
-    def canonical_order(self) -> npt.NDArray[np.int64]:
+    def canonical_order(self) -> Ints:
         """Numbers of the sequences in an order that depends on what they hold; see :func:`canonical_order` of rows."""
         if len(self.lengths) == 1:
             return np.zeros(1, dtype=np.int64)

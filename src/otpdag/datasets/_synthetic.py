@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy as sp
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from otpdag.numerics import Array
+from otpdag.numerics import Array, Ints
 
 Truth = dict[str, dict[str, Array]]  # parameters by name, by node: the layout of `Model.params()`
 
 
-def draw_states(probs: Array, rows: int, generator: np.random.Generator) -> NDArray[np.int64]:
+def draw_states(probs: Array, rows: int, generator: np.random.Generator) -> Ints:
     """Draw a state per row from probabilities ``(states,)``, the same for all, or ``(rows, states)``."""
     edges = np.cumsum(probs, axis=-1)[..., :-1]
     return np.asarray((generator.random(rows)[:, None] > edges).sum(axis=-1), dtype=np.int64)

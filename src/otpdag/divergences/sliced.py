@@ -12,8 +12,8 @@ from torch import Tensor
 
 from otpdag.divergences.base import AbstractDivergence, is_uniform
 from otpdag.errors import ModelError, check_count
+from otpdag.numerics import Array
 
-Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 MOST_LEVELS = 8192  # levels at which a quantile function of a sample is kept; of more points, means between levels

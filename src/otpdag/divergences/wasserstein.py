@@ -13,9 +13,7 @@ from torch import Tensor
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
 from otpdag.divergences.base import AbstractDivergence, require_finite
 from otpdag.errors import check_count, check_number
-from otpdag.numerics import nearest
-
-Array = NDArray[np.float64]
+from otpdag.numerics import Array, nearest
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -16,6 +15,7 @@ from otpdag.noise import Streams
 from otpdag.numerics import under
 from otpdag.problem import Minibatched, split_theta
 from otpdag.schedules import Cosine, Schedule
+from otpdag.structure import Shapes
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _State:
         return Outcome(point, history[-smoothed:].mean(0), settled.cpu(), self.failed.cpu(), self.step)
 
 
-def _halves(shapes: Mapping[str, tuple[int, ...]], start: Tensor) -> list[Tensor]:
+def _halves(shapes: Shapes, start: Tensor) -> list[Tensor]:
     """The model's parameters and the backward maps', which follow them, each a leaf; none of them empty.
 
     In alternating mode, momentum must not move a half whose turn it is not: it then has no gradient at all.

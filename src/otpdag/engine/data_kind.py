@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -51,9 +51,10 @@ from otpdag.likelihood.row_problem import row_problem
 from otpdag.likelihood.starts import complete_table, row_weights
 from otpdag.matching.transport_rows import TransportRows, transport_rows
 from otpdag.model import Model
+from otpdag.numerics import Array
 from otpdag.problem import Problem, RowObjective, Units, units_of
 from otpdag.settings import ClosedForm, SumSizes
-from otpdag.structure import Structure, Theta, pack, parameter_places, unpack
+from otpdag.structure import Shapes, Structure, Theta, pack, parameter_places, unpack
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Layout:
     """
 
     structure: Structure
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
     maps: tuple[AmortizedMap, ...] = ()
     sequence_map: SequenceMap | AmortizedMap | None = None
 
@@ -168,7 +169,7 @@ class DataKind(ABC):
         if not isinstance(method.evaluation, ClosedForm) or not method.objective.reconstruction:
             raise ModelError(f"robust='outliers' needs the likelihood; got {method.name!r}")
 
-    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    def as_given(self, per_unit: Array) -> Array:
         """Numbers for each unit of the problem, in the order in which the units were given."""
         return per_unit
 
@@ -181,12 +182,11 @@ class DataKind(ABC):
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Leave the end in the model."""
         theta = unpack(ended.point.cpu(), layout.shapes)
-        schema, ranges = self.columns()
-        self.model.adopt(layout.structure, theta, schema, layout.maps, ranges)
+        self.model.adopt(layout.structure, theta, self.columns(), layout.maps)
 
-    def columns(self) -> tuple[Schema | None, dict[str, float]]:
-        """The columns with labels that were read, if any, and how far counts reach: what a model keeps of the data."""
-        return None, {}
+    def columns(self) -> Schema | None:
+        """The columns with labels that were read, if any: what a model keeps of the data."""
+        return None
 
     def notes(self, ended: SearchResult) -> list[str]:
         """What a user should know of the end, once it is adopted: what the data do not tell."""
@@ -322,7 +322,7 @@ class TableData(DataKind):
         """Rows of the table."""
         return len(self.order) if self.parts is None else self.parts.rows
 
-    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    def as_given(self, per_unit: Array) -> Array:
         """Back from the order of the batch to that of the table."""
         return per_unit[np.argsort(self.order)]
 
@@ -400,7 +400,7 @@ class TableData(DataKind):
         else:
             seen = self.batch.part(START_ROWS if units is None else units, seed).widened()
         each = zip(numbers, seeds, strict=True)
-        points = torch.cat(list(until_late(one_start(layout, seen, 0, one, first=n == 0) for n, one in each)))
+        points = torch.cat(list(until_late(one_start(layout, seen, one, first=n == 0) for n, one in each)))
         if isinstance(problem, TransportRows) and 0 in numbers and self.structure.has_densities:
             with suppress(OutOfTime):
                 points[list(numbers).index(0)] = self._likeliest(layout, seed)
@@ -420,12 +420,9 @@ class TableData(DataKind):
         ended = search(problem, starts, SearchSchedule(), searcher)
         return starts[0] if bool(ended.failed[0]) else ended.point[0]
 
-    def columns(self) -> tuple[Schema, dict[str, float]]:
+    def columns(self) -> Schema:
         """As they were read."""
-        reach = self.batch.values
-        if self.parts is not None:
-            reach = {node: self.batch.weight.new_tensor(value) for node, value in self.parts.largest.items()}
-        return self.schema, self.structure.count_ranges(reach)
+        return self.schema
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, boundaries, dependence that the graph denies; what no data tell the model keeps, too."""
@@ -442,7 +439,7 @@ class TableData(DataKind):
         return notes + notes_on_rows(fitted, batch, flat, self.rows)
 
 
-def _by_content(cells: Cells) -> Iterator[NDArray[np.float64]]:
+def _by_content(cells: Cells) -> Iterator[Array]:
     """All columns of a table, numbers before categories, then weights unless they are equal."""
     for node in sorted(cells.numbers, key=lambda name: cells.columns[name].space.is_discrete):
         yield from cells.numbers[node].T
@@ -469,9 +466,7 @@ def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) 
     """Adopt the data's units and declare all parameters."""
     generator = np.random.default_rng([seed, 2**20])
     rough = isinstance(method.evaluation, ClosedForm)  # Adam's steps depend on units where maxima do not
-    completed = complete_table(
-        structure, batch, 0, generator, first=True, even_categories=rough, standard_numbers=rough
-    )
+    completed = complete_table(structure, batch, generator, first=True, even_categories=rough, standard_numbers=rough)
     scaled = structure.scaled_to(completed, row_weights(structure, batch))
     maps = method.evaluation.maps(scaled, batch) if isinstance(method.evaluation, Drawn) else ()
     phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
@@ -485,7 +480,7 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
         compared = transport_rows(structure, batch.widened(), shapes, objective.direct, seed)
         if not structure.has_simulators:
             return compared
-        begin = one_start(layout, batch.first(START_ROWS), 0, seed, first=True)
+        begin = one_start(layout, batch.first(START_ROWS), seed, first=True)
         places = _nearest(layout, compared, _places(layout, begin.repeat(CHECKED_PLACES, 1), seed), seed, PLACES // 4)
         compared.check_simulated(places[:1])
         return replace(compared, jumps=compared.subset(START_ROWS, coarse=True).contradicts_slopes(places))
@@ -527,16 +522,14 @@ def _nearest(layout: Layout, problem: TransportRows, points: Tensor, seed: int, 
     return places[cost.argsort()[: len(points)]]
 
 
-def one_start(layout: Layout, batch: Batch, owner: int, seed: int, *, first: bool) -> Tensor:
+def one_start(layout: Layout, batch: Batch, seed: int, *, first: bool) -> Tensor:
     """Starting parameters (1, P) from a guess of what is hidden; ``owner`` says which of several data sets it is of."""
     structure, generator = layout.structure, torch.Generator().manual_seed(seed)
-    completed = complete_table(structure, batch, owner, np.random.default_rng(seed), first=first)
-    start = structure.start(completed, row_weights(structure, batch, owner))
+    completed = complete_table(structure, batch, np.random.default_rng(seed), first=first)
+    start = structure.start(completed, row_weights(structure, batch))
     theta = structure.filled(structure.raw(start), generator, first=first)
     for backward in layout.maps:
-        phi = backward.init(1, generator)
-        backward.start_from(phi, 0, batch, completed, owner)
-        theta |= phi
+        theta |= backward.started(batch, completed, generator)
     return layout.pack({key: value.to(batch.weight) for key, value in theta.items()})
 
 

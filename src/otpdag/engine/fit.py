@@ -51,7 +51,7 @@ from otpdag.errors import (
 from otpdag.files import as_path
 from otpdag.matching.transport_rows import TransportRows
 from otpdag.model import Model
-from otpdag.numerics import at_work
+from otpdag.numerics import Array, at_work
 from otpdag.problem import Problem, Units
 from otpdag.structure import Structure, unpack
 
@@ -200,9 +200,7 @@ def _at_the_estimate(model: Model, ended: SearchResult) -> Problem:
     return problem if torch.allclose(point, ended.point.to(point)) else problem.laid_out_for(point)
 
 
-def _searched(
-    kind: DataKind, plan: Plan, searcher: Searcher
-) -> tuple[Layout, SearchResult, NDArray[np.float64] | None]:
+def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, SearchResult, Array | None]:
     """Lay out the problem, search, and conclude; also how much of each row was used, where some are left out."""
     layout = kind.lay_out(plan.method, searcher.seed)
     _check_something_is_learned(layout)
@@ -210,7 +208,7 @@ def _searched(
         problem = kind.problem(layout, plan.method, searcher.seed)
     for note in problem.notes():
         warnings.warn(note, ApproximationWarning, stacklevel=3)
-    kept: NDArray[np.float64] | None = None
+    kept: Array | None = None
     if plan.leaves_out is not None:
         ended, weights = robust_search(
             kind, layout, problem, searcher, plan.course, plan.restarts or kind.restarts(plan.method), plan.leaves_out
@@ -260,7 +258,7 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
     }
 
 
-def _notes(kind: DataKind, method: Method, kept: NDArray[np.float64] | None) -> list[str]:
+def _notes(kind: DataKind, method: Method, kept: Array | None) -> list[str]:
     notes, priors = [], [] if method.counts_priors else told_priors(kind.model.fitted)
     if priors:
         notes.append(f"only method='likelihood' has priors; these counted for nothing: {listed(priors, show=str)}")

@@ -24,11 +24,10 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import check_count
-from otpdag.numerics import Array, correction, under
+from otpdag.numerics import Array, Flags, correction, under
 from otpdag.problem import LossTerms, Problem, loss_and_gradient
 
 SMALL_IN_A_ROW = 3  # small changes in a row that make an end: one or two happen in narrow valleys
@@ -290,12 +289,12 @@ class _Accelerated:
         return {name: torch.from_numpy(one.copy()) for name, one in held.items()}
 
     @property
-    def is_settled(self) -> NDArray[np.bool_]:
+    def is_settled(self) -> Flags:
         """Which replicas (R,) have come to their end: they stay where they are, and depend on no other."""
         return (self.small >= SMALL_IN_A_ROW) | (self.given_up > 0)
 
     @property
-    def plain_is_higher(self) -> NDArray[np.bool_]:
+    def plain_is_higher(self) -> Flags:
         """Whether the plain update (R,) was tried and raised the loss."""
         return self.share < 1.0
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.answers.linear_normal import (
@@ -51,7 +50,7 @@ from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
 from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_share, listed
 from otpdag.matching.both_sides import both_sides
-from otpdag.numerics import at_work
+from otpdag.numerics import Array, Ints, at_work
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
 from otpdag.progress import shown_while_running
 
@@ -144,7 +143,7 @@ class FitResult:
     reached: int | None = None
     notes: tuple[str, ...] = field(default=())
     stages: tuple[Stage, ...] = field(default=(), repr=False)
-    row_weights: NDArray[np.float64] | None = field(default=None, repr=False)
+    row_weights: Array | None = field(default=None, repr=False)
     problem: Problem | None = field(default=None, repr=False)
 
     @property
@@ -153,12 +152,12 @@ class FitResult:
         return str(getattr(self.problem, "route", ""))
 
     @property
-    def unmatched(self) -> NDArray[np.int64]:
+    def unmatched(self) -> Ints:
         """Numbers of the rows that the model need not explain, as :attr:`dropped` has them."""
         return self.dropped
 
     @property
-    def dropped(self) -> NDArray[np.int64]:
+    def dropped(self) -> Ints:
         """Numbers of the rows that a robust fit left out (weight below a half), counted from zero."""
         if self.row_weights is None:
             return np.zeros(0, dtype=np.int64)
@@ -188,9 +187,7 @@ class FitResult:
         table.attrs |= {"stuck": stuck, "level": level}
         return table[["estimate", "lower", "upper", "std_error", "at"]]
 
-    def bootstrap(
-        self, *, draws: int = 200, seed: int = 0, jobs: int = 1
-    ) -> dict[tuple[str, str], NDArray[np.float64]]:
+    def bootstrap(self, *, draws: int = 200, seed: int = 0, jobs: int = 1) -> dict[tuple[str, str], Array]:
         """Draws of the parameters: the fit repeated on resampled rows, as :meth:`intervals` sums them up.
 
         What no data tell stays about where the fit ended, in all draws: only :meth:`intervals` says of what.

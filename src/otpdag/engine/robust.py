@@ -37,11 +37,11 @@ from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
 from otpdag.errors import ModelError, check_number, check_share
 from otpdag.matching.transport_cost import Columns
 from otpdag.matching.transport_rows import TransportRows, transport_rows
+from otpdag.numerics import Array
 from otpdag.problem import LossTerms, Problem, Refinement, Units, WrappedProblem, units_of
 from otpdag.settings import Direct
 from otpdag.structure import Structure
 
-Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 JUDGED_ROWS, JUDGED_POINTS, JUDGED_DIRECTIONS = 2000, 1024, 24  # of the transport that starts are compared by

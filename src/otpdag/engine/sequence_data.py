@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.answers.notes import notes_on_columns, notes_on_groups, notes_on_scales
@@ -30,6 +30,7 @@ from otpdag.likelihood.starts import complete_steps, random_moves, step_weights
 from otpdag.likelihood.unrolled import has_unknown_parents, unknown_numbers, window_problem
 from otpdag.matching.windows import check_windows, transport_windows
 from otpdag.model import Model
+from otpdag.numerics import Array, Ints
 from otpdag.problem import Problem, RowObjective
 from otpdag.settings import ClosedForm
 from otpdag.structure import Structure
@@ -73,7 +74,7 @@ class SequenceData(DataKind):
     model: Model
     schema: Schema
     batch: SequenceBatch
-    order: NDArray[np.int64]
+    order: Ints
     is_weighted: bool = False
     start_steps: int = 20_000
     chain_start_steps: int = 5_000
@@ -102,7 +103,7 @@ class SequenceData(DataKind):
         """Steps of all sequences."""
         return self.batch.rows
 
-    def as_given(self, per_unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    def as_given(self, per_unit: Array) -> Array:
         """Back from the order of the batch to that of the data."""
         return per_unit[np.argsort(self.order)]
 
@@ -234,9 +235,9 @@ class SequenceData(DataKind):
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def columns(self) -> tuple[Schema, dict[str, float]]:
+    def columns(self) -> Schema:
         """As they were read."""
-        return self.schema, {}
+        return self.schema
 
     def notes(self, ended: SearchResult) -> list[str]:
         """Scales at their floor, and steps that are left out because of a gap."""
@@ -284,10 +285,6 @@ class GroupData(SequenceData):
         about = RowObjective(layout.structure, layout.shapes, method.objective, ClosedForm())
         return group_problem(about, self.batch, seed)
 
-    def columns(self) -> tuple[Schema, dict[str, float]]:
-        """As they were read, and how far counts reach."""
-        return self.schema, self.structure.count_ranges(self.batch.steps.values)
-
     def notes(self, ended: SearchResult) -> list[str]:
         """Constant columns, scales at their floor, groups that do not differ."""
         fitted, batch = self.model.fitted, self.batch
@@ -327,6 +324,4 @@ def _map_start(
     """Parameters (1, ...) of a map from completed steps."""
     if isinstance(backward, SequenceMap):
         return backward.start(few, completed)
-    phi = backward.init(1, torch.Generator().manual_seed(seed))
-    backward.start_from(phi, 0, few.steps, completed)
-    return phi
+    return backward.started(few.steps, completed, torch.Generator().manual_seed(seed))

@@ -27,8 +27,8 @@ from otpdag.graph import Graph
 from otpdag.mechanisms.base import Mechanism
 from otpdag.mechanisms.parameters import ridge
 from otpdag.model import Model
+from otpdag.numerics import Array
 
-Array = NDArray[np.float64]
 Nodes = Mapping[str, Mechanism]
 HIDDEN = "hidden class"
 LEAST_SHARE = 1e-9  # that a model gave to what happened: weights stay finite where all ruled it out

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from otpdag.data import column_type
 from otpdag.data.sequences import SequenceBatch, Sequences
@@ -19,7 +19,7 @@ from otpdag.graph import Graph, lag
 from otpdag.likelihood import sequence_posterior
 from otpdag.mechanisms import Bernoulli, Categorical, Mechanism, Normal, Poisson, StayOrMove
 from otpdag.model import Model
-from otpdag.numerics import Array
+from otpdag.numerics import Array, Ints
 
 Emission = Literal["auto", "poisson", "gaussian", "categorical", "bernoulli"]
 
@@ -180,11 +180,11 @@ class HiddenMarkovModel(ModelEstimator):
 
     # -- use ------------------------------------------------------------------------------------------------------
 
-    def predict(self, X: ArrayLike, lengths: ArrayLike | None = None) -> NDArray[np.int64]:
+    def predict(self, X: ArrayLike, lengths: ArrayLike | None = None) -> Ints:
         """The states of the likeliest path (Viterbi), one for each step."""
         return self.decode(X, lengths)[1]
 
-    def decode(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, NDArray[np.int64]]:
+    def decode(self, X: ArrayLike, lengths: ArrayLike | None = None) -> tuple[float, Ints]:
         """The log-probability of the likeliest path together with the data, and its states."""
         fitted = self._fitted.fitted
         paths, log_prob = sequence_posterior.decode_paths(fitted, self._encode(X, lengths))
@@ -204,7 +204,7 @@ class HiddenMarkovModel(ModelEstimator):
         """The log-likelihood of all sequences; ``y`` as in :meth:`fit`."""
         return float(np.sum(self._fitted.log_likelihood(self._sequences(X, lengths, y))))
 
-    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> tuple[Array, NDArray[np.int64]]:
+    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> tuple[Array, Ints]:
         """Draw one sequence: its columns (steps, columns) and its states."""
         seed = seed_of(self.random_state if random_state is None else random_state)
         table = self._fitted.sample(1, length=n_samples, seed=seed)

@@ -35,6 +35,7 @@ from otpdag.learned.image_networks import (
 )
 from otpdag.mechanisms.codebook import Quantized
 from otpdag.model import Model
+from otpdag.numerics import Array
 from otpdag.settings import Objective, PushForward
 from otpdag.spaces import Image
 
@@ -229,7 +230,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         """Encode and decode."""
         return self.decode(self.encode(X))
 
-    def usage(self, X: ArrayLike | Tensor | None = None) -> NDArray[np.float64]:
+    def usage(self, X: ArrayLike | Tensor | None = None) -> Array:
         """Share of the codes of images that each codeword has, (n_codes,); without images, its mean weight."""
         _ = self._fitted
         if X is None:

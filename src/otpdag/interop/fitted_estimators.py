@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from otpdag import mechanisms as m
 from otpdag.data.columns import as_frame
@@ -16,6 +16,7 @@ from otpdag.graph import Graph, lag
 from otpdag.mechanisms.base import Mechanism
 from otpdag.mechanisms.parameters import start
 from otpdag.model import Model
+from otpdag.numerics import Array
 from otpdag.tables import estimates
 
 # a kind of mechanism, its sizes, and its parameters
@@ -86,13 +87,13 @@ def _emissions(hmm: Any) -> list[Fitted]:
     )
 
 
-def _positive(probabilities: ArrayLike, smallest: float = 1e-12) -> NDArray[np.float64]:
+def _positive(probabilities: ArrayLike, smallest: float = 1e-12) -> Array:
     """Probabilities none of which is zero: a start of zero would stay there."""
     given = np.asarray(probabilities, dtype=float)
     if not (given >= 0).all() or not np.allclose(given.sum(-1), 1.0, atol=1e-6):
         raise ModelError(f"probabilities must be 0 or more and sum to 1; got {np.array2string(given, threshold=8)}")
     kept = np.maximum(given, smallest)
-    scaled: NDArray[np.float64] = kept / kept.sum(-1, keepdims=True)
+    scaled: Array = kept / kept.sum(-1, keepdims=True)
     return scaled
 
 

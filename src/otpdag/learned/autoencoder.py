@@ -11,7 +11,7 @@ is the Wasserstein auto-encoder (Appendix B). With codewords there are four term
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, cast, get_args
 
@@ -30,7 +30,7 @@ from otpdag.noise import Streams
 from otpdag.numerics import nearest
 from otpdag.problem import LossTerms, Pace, Problem, Refinement, split_point
 from otpdag.settings import Objective
-from otpdag.structure import Naturals, Structure, Theta, pack, unpack
+from otpdag.structure import Naturals, Shapes, Structure, Theta, pack, unpack
 
 NoiseScale: TypeAlias = Literal["fixed", "shared", "image"]
 
@@ -87,7 +87,7 @@ class _ImageProblem(Problem):
 
     structure: Structure
     images: Tensor
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
     objective: Objective
     encoded: Encoded
     spread: float
@@ -245,7 +245,7 @@ class CodebookProblem(_ImageProblem):
 def autoencoder_problem(
     structure: Structure,
     images: Tensor,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     objective: Objective,
     encoded: Encoded,
     seed: int,

@@ -13,7 +13,7 @@ counts has none. Logits are normalised over a batch (decided by what works; docs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,7 @@ from otpdag.likelihood.topic_problem import topic_nodes
 from otpdag.mechanisms.dirichlet import laplace_moments
 from otpdag.noise import Streams
 from otpdag.settings import Objective
-from otpdag.structure import Structure, Theta
+from otpdag.structure import Shapes, Structure, Theta
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PaperTopicsProblem(Algorithm1):
     counts: sp.sparse.csr_array
     words: Tensor | None
     encoder: DocumentEncoder
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
     objective: Objective
     settings: PaperTopics
 
@@ -182,7 +182,7 @@ def document_encoder(structure: Structure, settings: PaperTopics, seed: int) -> 
 def paper_topics_problem(
     structure: Structure,
     documents: sp.sparse.csr_array,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     objective: Objective,
     settings: PaperTopics,
     seed: int,

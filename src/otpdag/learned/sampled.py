@@ -165,13 +165,11 @@ def _drawn_backward(draw: Draw, phi: Theta) -> Draw:
     row = backward.code(batch.values, batch.mask)
     values, log_q = dict(batch.values), dict[str, Tensor]()
     for node in backward.targets:
-        mechanism = draw.structure.mechanisms[node]
         unknown = ~batch.mask[node] if node in batch.mask else None
-        if mechanism.space.is_discrete:
-            noise = streams.draw(Noise(mechanism.space.width, "uniform"), batch.rows, row)
+        noise = streams.draw(backward.noise(node), batch.rows, row)
+        if backward.space(node).is_discrete:
             drawn, log_q[node] = backward.relaxed(phi, node, row, values, noise, draw.temperature)
         else:
-            noise = streams.draw(Noise(backward.output_width(node) // 2, "normal"), batch.rows, row)
             number = backward.draw(phi, node, row, values, noise)
             drawn, log_q[node] = number.value, number.log_prob if unknown is None else number.log_prob_of(unknown)
         values[node] = drawn if unknown is None else torch.where(unknown, drawn, batch.values[node])

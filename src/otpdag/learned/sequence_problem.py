@@ -23,7 +23,7 @@ from otpdag.likelihood.chain_layout import Block, Chain, Linear, joint_states, o
 from otpdag.likelihood.chain_messages import marginals
 from otpdag.likelihood.chain_problem import expected_log_potential
 from otpdag.problem import Batched, LossTerms, Pace, Refinement, split_point
-from otpdag.structure import Naturals, Structure, lag_name
+from otpdag.structure import Naturals, Shapes, Structure, lag_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ class NumberProblem(Batched):
 def number_problem(
     batch: SequenceBatch,
     backward: SequenceMap,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     eps: float,
     seed: int,
     *,

@@ -22,14 +22,13 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.batch import distinct_rows
 from otpdag.data.sequences import SequenceBatch
 from otpdag.errors import ModelError
 from otpdag.mechanisms.base import ExponentialFamily, Mechanism, Params
-from otpdag.numerics import joint_codes
+from otpdag.numerics import Array, Flags, Ints, joint_codes
 from otpdag.structure import Naturals, Structure, lag_name
 
 
@@ -109,12 +108,12 @@ class Lanes:
         owners: The sequence of each lane (B,).
     """
 
-    columns: NDArray[np.int64]
-    inside: NDArray[np.bool_]
-    place: NDArray[np.int64]
-    begins: tuple[tuple[int, NDArray[np.int64]], ...]
-    ends: NDArray[np.int64]
-    owners: NDArray[np.int64]
+    columns: Ints
+    inside: Flags
+    place: Ints
+    begins: tuple[tuple[int, Ints], ...]
+    ends: Ints
+    owners: Ints
 
     @classmethod
     def of(cls, sizes: Sequence[int], length: int) -> Lanes:
@@ -140,7 +139,7 @@ class Lanes:
         """Whether some sequence has several lanes."""
         return len(self.owners) > len(self.ends)
 
-    def in_columns(self, values: NDArray[np.float64]) -> Tensor:
+    def in_columns(self, values: Array) -> Tensor:
         """Values (L, ..., B) at places as those of columns (..., m)."""
         flat = np.moveaxis(values, 0, -2).reshape(*values.shape[1:-1], -1)
         return torch.from_numpy(np.take(flat, self.place, -1))

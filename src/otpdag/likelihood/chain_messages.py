@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.likelihood.chain_layout import Block, Chain, Lanes, Linear
-from otpdag.numerics import Array
+from otpdag.numerics import Array, Ints
 
 SMALLEST_SUM = 1e-140  # a sum of probabilities below which digits may have been lost since it was one
 
@@ -70,11 +69,11 @@ class Moves:
     The last row is that of most places, and of all where ``rows`` (L, B) are left out.
     """
 
-    def __init__(self, pair: Array, lanes: Lanes, rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, pair: Array, lanes: Lanes, rows: Ints | None = None) -> None:
         self.pair, self.begins = pair, dict(lanes.begins)
         self.matrix = np.ascontiguousarray(pair[:, -1])
         self.back = np.ascontiguousarray(self.matrix.swapaxes(-1, -2))
-        self.others: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+        self.others: dict[int, tuple[Ints, Ints]] = {}
         for place, own in enumerate(() if rows is None else rows):
             which = np.flatnonzero(own != pair.shape[1] - 1)
             if len(which):

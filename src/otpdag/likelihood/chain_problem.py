@@ -14,7 +14,6 @@ sums of features. Both are taken in the order in which the recursion runs, so th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Self
@@ -24,22 +23,14 @@ import torch
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch
-from otpdag.likelihood.chain_layout import (
-    SMALLEST_LOG,
-    Chain,
-    Lanes,
-    Linear,
-    Potentials,
-    lay_out_chain,
-    potentials,
-)
+from otpdag.likelihood.chain_layout import SMALLEST_LOG, Chain, Lanes, Linear, Potentials, lay_out_chain, potentials
 from otpdag.likelihood.chain_messages import Moves, marginals, smoothed
 from otpdag.likelihood.state_problem import ReadStates, StateReader, Sums
 from otpdag.likelihood.swapped_states import Reading
 from otpdag.numerics import Array, in_order
 from otpdag.problem import BatchUnits, LossTerms, Updates
 from otpdag.simulation import simulated_sequences
-from otpdag.structure import Naturals, Structure, columns_of
+from otpdag.structure import Naturals, Shapes, Structure, columns_of
 
 # parameters up to which a backward pass for each costs less than a quasi-Newton method saves by its curvature
 MOST_CURVED = 200
@@ -174,10 +165,7 @@ class ChainProblem(SequenceUnits, ReadStates):
         """At temperature one."""
         return self.eps == 1.0
 
-    @property
-    def is_sum(self) -> bool:
-        """Also at another temperature."""
-        return True
+    is_sum = True  # also at another temperature
 
     def loss(self, point: Tensor) -> LossTerms:
         r"""Reconstruction and entropic terms of a step, :math:`-\epsilon \log P(x) / \text{steps}` with eps = 1."""
@@ -292,9 +280,7 @@ class ChainProblem(SequenceUnits, ReadStates):
         return -self.eps * totals / self.batch.lengths.to(totals)
 
 
-def chain_problem(
-    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], eps: float, seed: int
-) -> ChainProblem:
+def chain_problem(structure: Structure, batch: SequenceBatch, shapes: Shapes, eps: float, seed: int) -> ChainProblem:
     """Lay out states and distinct steps once; sequences have the weight of their first step."""
     chain = lay_out_chain(structure, batch)
     reader = None

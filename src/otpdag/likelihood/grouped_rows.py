@@ -28,7 +28,7 @@ from otpdag.likelihood.row_posterior import Fitted, log_likelihoods, posterior_d
 from otpdag.likelihood.row_problem import GraphProblem, rows_along_graph
 from otpdag.mechanisms import Normal
 from otpdag.problem import LossTerms, Pace, Refinement, RowObjective, Units
-from otpdag.simulation import draw
+from otpdag.simulation import ancestral
 from otpdag.structure import Naturals, Structure
 
 POINTS = {1: 24, 2: 14}  # along each of so many numbers that a group shares, where their posterior is not normal
@@ -194,7 +194,7 @@ class GroupProblem(SequenceUnits):
         """Place what stands for shared numbers, and for others that rows miss, where posteriors are."""
         places, rows = self.places, self.at_places
         if places.log_weight is not None:
-            fitted = Fitted(self.structure, self.naturals(points.detach()), {}, None, {})
+            fitted = Fitted(self.structure, self.naturals(points.detach()))
             places = Places.around(*posterior_of_groups(fitted, self.batch))
             rows = _laid_out(self.about, self.batch, places, self.seed)
         return replace(self, places=places, at_places=rows.laid_out_for(points))
@@ -240,9 +240,7 @@ def shared_by_rows(
     structure: Structure, naturals: Naturals, lengths: Tensor, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Draws (1, N, 1) of what groups of so many rows share."""
-    values: dict[str, Tensor] = {}
-    for node in structure.shared:
-        values[node] = draw(structure, naturals, node, values, (len(lengths),), generator)
+    values = ancestral(structure, naturals, len(lengths), generator, only=structure.shared)
     return {node: value.repeat_interleave(lengths, 1) for node, value in values.items()}
 
 

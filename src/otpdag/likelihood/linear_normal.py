@@ -36,9 +36,9 @@ from otpdag.data import Batch
 from otpdag.data.batch import ROWS_AT_ONCE, distinct_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Fixed, Floored
-from otpdag.numerics import Array
+from otpdag.numerics import Array, Flags, Ints
 from otpdag.problem import LayOut, LossTerms, SummedRows, Updates, curvature, with_gradient
-from otpdag.structure import Structure, parameter_places
+from otpdag.structure import Shapes, Structure, parameter_places
 
 Codes: TypeAlias = NDArray[np.int64]
 
@@ -64,8 +64,8 @@ class RowGroups:
     """
 
     cells: tuple[tuple[str, int], ...]
-    members: tuple[slice | NDArray[np.int64], ...]
-    shown: NDArray[np.bool_]
+    members: tuple[slice | Ints, ...]
+    shown: Flags
 
     @classmethod
     def of(cls, batch: Batch, widths: Mapping[str, int]) -> RowGroups:
@@ -73,7 +73,7 @@ class RowGroups:
         cells = tuple((node, cell) for node, width in widths.items() for cell in range(width))
         masks = {id(batch.mask[node]): batch.mask[node] for node in widths if node in batch.mask}  # some are shared
         gaps = [mask for mask in masks.values() if not bool(mask.all())]
-        members: tuple[slice | NDArray[np.int64], ...] = (slice(None),)
+        members: tuple[slice | Ints, ...] = (slice(None),)
         if gaps:
             code, many = distinct_rows(gaps)
             members = tuple(np.split(np.argsort(code, kind="stable"), np.bincount(code, minlength=many).cumsum()[:-1]))
@@ -99,7 +99,7 @@ class RowGroups:
         return total
 
 
-def _seen(batch: Batch, node: str, cell: int) -> NDArray[np.bool_]:
+def _seen(batch: Batch, node: str, cell: int) -> Flags:
     """In which rows a cell is seen (N,)."""
     if node not in batch.mask:
         return np.zeros(batch.rows, dtype=bool)
@@ -137,7 +137,7 @@ class Scored:
     plain: Array
     slope: Array
 
-    def direction(self, free: NDArray[np.bool_], damping: float = 0.3, ridge: float = 1e-12) -> Array:
+    def direction(self, free: Flags, damping: float = 0.3, ridge: float = 1e-12) -> Array:
         r"""Scoring of the parameters that are free to move, damped: :math:`-(I + c |g|)^{-1} g` (R, P).
 
         The longest step is three spreads of a column, and where parents are collinear a ridge makes up for the inverse
@@ -169,7 +169,7 @@ class NormalFit:
     loss: Array
 
     @classmethod
-    def of(cls, mean: Array, covariance: Array, second: Array, shown: NDArray[np.bool_]) -> NormalFit:
+    def of(cls, mean: Array, covariance: Array, second: Array, shown: Flags) -> NormalFit:
         """From a mean (R, 1, D, 1) and covariance (R, 1, D, D), and second moments (1 or R, G, D + 1, D + 1)."""
         both = shown[..., None] & shown[:, None]
         factor = _cholesky(np.where(both, covariance, np.eye(shown.shape[-1])))
@@ -233,7 +233,7 @@ class StructuralEquations:
         sliver: Of a parameter at its floor, by which it stays above.
     """
 
-    is_positive: NDArray[np.bool_]
+    is_positive: Flags
     floor: Array
     origin: Array
     by_parameter: Array
@@ -243,7 +243,7 @@ class StructuralEquations:
     times: Codes
     centre: Array
     shift: Array
-    shown: NDArray[np.bool_]
+    shown: Flags
     second: Array
 
     def loss(self, point: Array) -> Array:
@@ -383,10 +383,10 @@ def _cholesky(matrices: Array) -> Array:
 
 def structural_equations(
     structure: Structure,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Shapes,
     cells: Sequence[tuple[str, int]],
     shift: Array,
-    shown: NDArray[np.bool_],
+    shown: Flags,
     second: Array,
 ) -> StructuralEquations:
     """Write normal nodes down as equations of their numbers, the ``cells`` of nodes, where moments have these.
@@ -497,9 +497,7 @@ class MomentProblem(SummedRows):
         return replace(own, equations=replace(self.equations, second=second))
 
 
-def rows_as_moments(
-    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], seed: int, in_rows: LayOut
-) -> MomentProblem:
+def rows_as_moments(structure: Structure, batch: Batch, shapes: Shapes, seed: int, in_rows: LayOut) -> MomentProblem:
     """Sum rows up."""
     groups, shift, second = grouped_moments(structure, batch, structure.graph.nodes)
     equations = structural_equations(structure, shapes, groups.cells, shift, groups.shown, second)

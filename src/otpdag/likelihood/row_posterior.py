@@ -1,13 +1,11 @@
-"""What a fitted model says of rows: draws of hidden and missing values, exact state probabilities, likelihoods."""
+"""What a fitted model says of rows: draws of hidden and missing values, likelihoods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.backward import AmortizedMap
@@ -17,9 +15,9 @@ from otpdag.likelihood.elimination import posterior
 from otpdag.likelihood.elimination.evidence import log_evidence, moved
 from otpdag.likelihood.elimination.layout import Layout, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
-from otpdag.mechanisms.base import Noise
 from otpdag.noise import draw_noise
-from otpdag.numerics import at_work
+from otpdag.numerics import Array, at_work, one_hot
+from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure
 
 BUDGET = EliminationOptions(48, 96, largest_table=2**23)  # twice the points of a fit
@@ -37,9 +35,8 @@ class Fitted:
 
     structure: Structure
     naturals: Naturals
-    phi: Mapping[str, Tensor]
-    sampler: AmortizedMap | None
-    count_range: Mapping[str, float]
+    phi: Mapping[str, Tensor] = field(default_factory=dict)
+    sampler: AmortizedMap | None = None
     schema: Schema | None = None
     beside: tuple[Naturals, ...] = ()
 
@@ -48,7 +45,7 @@ class Fitted:
         known = None if self.schema is None else self.schema[node].labels
         return tuple(range(self.structure.mechanisms[node].space.width)) if known is None else known
 
-    def params(self) -> dict[str, dict[str, NDArray[np.float64]]]:
+    def params(self) -> dict[str, dict[str, Array]]:
         """Parameters as a reader sees them, by node and name."""
         described = {node: own.describe(self.naturals[node]) for node, own in self.structure.mechanisms.items()}
         return {
@@ -67,12 +64,10 @@ class Fitted:
                 )
 
 
-def _layouts(
-    fitted: Fitted, batch: Batch, keep: tuple[str, ...] = (), *, merged: bool = True
-) -> Iterator[tuple[Tensor, Layout]]:
+def _layouts(fitted: Fitted, batch: Batch, *, merged: bool = True) -> Iterator[tuple[Tensor, Layout]]:
     """Blocks of rows with what they miss laid out along the graph."""
     for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
-        layout = lay_out_within(fitted.structure, batch.take(index), replace(BUDGET, merged=merged), keep=keep)
+        layout = lay_out_within(fitted.structure, batch.take(index), replace(BUDGET, merged=merged))
         yield index, moved(fitted.naturals, layout)
 
 
@@ -86,14 +81,6 @@ def log_likelihood(fitted: Fitted, batch: Batch) -> Tensor:
 def log_likelihoods(fitted: Fitted, batch: Batch) -> Tensor:
     """Those of all replicas (R, N)."""
     return torch.cat([log_evidence(fitted.naturals, layout) for _, layout in _layouts(fitted, batch)], -1)
-
-
-@at_work(0)
-def state_probabilities(fitted: Fitted, batch: Batch, node: str) -> Tensor:
-    """Posterior probabilities of a hidden or missing category, row by row: (N, K)."""
-    fitted.check_densities("state probabilities")
-    layouts = _layouts(fitted, batch, keep=(node,))
-    return torch.cat([posterior.state_probabilities(fitted.naturals, layout, node) for _, layout in layouts])
 
 
 @at_work(0)
@@ -131,31 +118,16 @@ def _map_draws(fitted: Fitted, batch: Batch, draws: int, generator: torch.Genera
     mask = {node: seen[0].unsqueeze(1).expand(-1, draws, -1).unsqueeze(0) for node, seen in batch.mask.items()}
     row = backward.code(values, mask)
     for node in fitted.structure.graph.order:
-        mechanism = fitted.structure.mechanisms[node]
         if node in backward.targets:
-            drawn = _one_map_draw(fitted, backward, node, row, values, generator)
+            noise = draw_noise(backward.noise(node), (1, batch.rows, draws), generator)
+            if backward.space(node).is_discrete:
+                chances, _ = backward.relaxed(fitted.phi, node, row, values, noise, 1.0)
+                drawn = one_hot(chances.argmax(-1), chances.shape[-1])
+            else:
+                drawn = backward.draw(fitted.phi, node, row, values, noise).value.detach()
         elif node in values and bool(mask[node].all()):
             continue
         else:
-            noise = draw_noise(mechanism.noise, (1, batch.rows, draws), generator)
-            drawn = mechanism.forward(fitted.naturals[node], fitted.structure.parents(node, values), noise).detach()
+            drawn = draw(fitted.structure, fitted.naturals, node, values, (batch.rows, draws), generator)
         values[node] = torch.where(mask[node], values[node], drawn) if node in mask else drawn
     return {node: value[0] for node, value in values.items()}
-
-
-def _one_map_draw(
-    fitted: Fitted,
-    backward: AmortizedMap,
-    node: str,
-    row: Tensor,
-    values: Mapping[str, Tensor],
-    generator: torch.Generator,
-) -> Tensor:
-    """A draw for each row and draw of what the map sees, ``row`` (1, N, draws, width)."""
-    space, shape = fitted.structure.mechanisms[node].space, tuple(row.shape[:3])
-    if space.is_discrete:
-        noise = draw_noise(Noise(space.width, "uniform"), shape, generator)
-        value, _ = backward.relaxed(fitted.phi, node, row, values, noise, 1.0, hard=True)
-        return value.detach()
-    noise = draw_noise(Noise(backward.output_width(node) // 2, "normal"), shape, generator)
-    return backward.draw(fitted.phi, node, row, values, noise).value.detach()

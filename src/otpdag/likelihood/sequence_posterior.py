@@ -13,7 +13,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data.sequences import SequenceBatch
@@ -22,7 +21,7 @@ from otpdag.likelihood.chain_layout import Block, Chain, Linear, lay_out_chain, 
 from otpdag.likelihood.chain_messages import filtered, marginals
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.unrolled import has_unknown_parents, window_draws, window_log_likelihood
-from otpdag.numerics import Array, at_work
+from otpdag.numerics import Array, Ints, at_work
 from otpdag.simulation import draw
 from otpdag.structure import Structure, lag_name
 
@@ -81,7 +80,7 @@ def decode_paths(fitted: Fitted, batch: SequenceBatch) -> tuple[dict[str, Tensor
     return {node: chain.states.now[node].argmax(-1)[path] for node in chain.states.nodes}, log_prob
 
 
-def _viterbi(block: Block, linear: Linear, chain: Chain) -> tuple[NDArray[np.int64], Array]:
+def _viterbi(block: Block, linear: Linear, chain: Chain) -> tuple[Ints, Array]:
     """The best path of each sequence of a block, column by column, and its log-probability."""
     lanes, begins = block.whole, dict(block.whole.begins)
     log_unary, log_pair = (torch.log(linear.unary[0]) + linear.log_unit[0]).numpy(), torch.log(linear.pair[0]).numpy()

@@ -32,7 +32,6 @@ SOFTNESS = 0.1  # share of a label that is spread over all clusters: a table tha
 def complete_table(
     structure: Structure,
     batch: Batch,
-    replica: int,
     generator: np.random.Generator,
     *,
     first: bool,
@@ -45,9 +44,8 @@ def complete_table(
     hidden numbers that may have any value have mean zero and spread one, as every guess of them has: enough for units,
     which depend on each number alone.
     """
-    at = min(replica, batch.replicas - 1)
-    filled = {node: _fill(structure, batch, node, at, generator) for node in structure.graph.observed}
-    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)].double().cpu().numpy()
+    filled = {node: _fill(structure, batch, node, generator) for node in structure.graph.observed}
+    weight = batch.weight[0].double().cpu().numpy()
     share = weight / weight.sum()
     guesses: Guesses = {}
     # nodes near the leaves first: they explain the columns, and are explained by what lies above
@@ -68,10 +66,9 @@ def complete_table(
     return {node: torch.as_tensor(value).to(like) for node, value in (filled | guesses).items()}
 
 
-def _fill(structure: Structure, batch: Batch, node: str, at: int, generator: np.random.Generator) -> Array:
+def _fill(structure: Structure, batch: Batch, node: str, generator: np.random.Generator) -> Array:
     """A column with missing cells drawn from its seen ones; only starts and units come from this."""
-    seen = batch.mask[node][min(at, batch.mask[node].shape[0] - 1)].cpu().numpy()
-    value = batch.values[node][min(at, batch.values[node].shape[0] - 1)].cpu().numpy()
+    seen, value = (held[node][0].cpu().numpy() for held in (batch.mask, batch.values))
     value = value.astype(float, copy=not seen.all())
     for cell in range(0 if seen.all() else seen.shape[-1]):
         missing = np.flatnonzero(~seen[:, cell])
@@ -191,10 +188,9 @@ def _components(columns: Array, dim: int, generator: np.random.Generator, *, fir
     return scores + noise * generator.standard_normal(scores.shape)
 
 
-def row_weights(structure: Structure, batch: Batch, replica: int = 0) -> dict[str, Tensor]:
+def row_weights(structure: Structure, batch: Batch) -> dict[str, Tensor]:
     """How much each row tells of each node (N,): its weight, where the node is seen or hidden."""
-    weight = batch.weight[min(replica, batch.weight.shape[0] - 1)]
-    seen = {node: mask[min(replica, mask.shape[0] - 1)].all(-1) for node, mask in batch.mask.items()}
+    weight, seen = batch.weight[0], {node: mask[0].all(-1) for node, mask in batch.mask.items()}
     return {node: weight * seen[node] if node in seen else weight for node in structure.mechanisms}
 
 
@@ -212,7 +208,7 @@ def complete_steps(
     With a ``reach``, hidden numbers are averaged over so many steps around; with ``even_categories``, hidden categories
     are not guessed (see :func:`complete_table`).
     """
-    completed = complete_table(structure, batch.steps, 0, generator, first=first, even_categories=even_categories)
+    completed = complete_table(structure, batch.steps, generator, first=first, even_categories=even_categories)
     if reach:
         completed = _smoothed(structure, batch, completed, reach)
     for node in structure.shared:

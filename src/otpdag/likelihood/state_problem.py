@@ -24,19 +24,9 @@ from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_p
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
 from otpdag.mechanisms.parameters import Bounded, Ridge
 from otpdag.numerics import products
-from otpdag.problem import (
-    LayOut,
-    LossTerms,
-    Pace,
-    Proposals,
-    SummedRows,
-    Units,
-    Updates,
-    packed_point,
-    split_point,
-)
+from otpdag.problem import LayOut, LossTerms, Pace, Proposals, SummedRows, Units, Updates, packed_point, split_point
 from otpdag.spaces import Space
-from otpdag.structure import Naturals, Structure
+from otpdag.structure import Naturals, Shapes, Structure
 
 Values = Mapping[str, Tensor]
 
@@ -354,9 +344,7 @@ def has_features(structure: Structure, batch: Batch) -> bool:
     return is_held and states <= MOST_STATES and _reader(structure, batch) is not None
 
 
-def rows_by_states(
-    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], seed: int, in_rows: LayOut
-) -> StateProblem:
+def rows_by_states(structure: Structure, batch: Batch, shapes: Shapes, seed: int, in_rows: LayOut) -> StateProblem:
     """Lay rows out whose nodes have features."""
     reader = _reader(structure, batch)
     assert reader is not None, "asked before"

@@ -208,7 +208,7 @@ class _Rows:
 
     @classmethod
     def of(cls, structure: Structure, batch: Batch, node: str) -> _Rows:
-        values = complete_table(structure, batch, 0, np.random.default_rng(0), first=True, even_categories=True)
+        values = complete_table(structure, batch, np.random.default_rng(0), first=True, even_categories=True)
         weight = {}
         for one in (node, *structure.graph.children(node)):
             family = [name for name in (one, *structure.graph.parents(one)) if name != node]

@@ -12,7 +12,7 @@ Two evaluations, both with closed-form updates. :class:`TopicProblem` is the rec
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
@@ -42,7 +42,7 @@ from otpdag.likelihood.topic_shares import (
 from otpdag.numerics import Array
 from otpdag.problem import LossTerms, Problem, Updates
 from otpdag.settings import Direct, Objective
-from otpdag.structure import Structure, columns_of, pack, unpack
+from otpdag.structure import Shapes, Structure, columns_of, pack, unpack
 
 
 def _never() -> bool:
@@ -140,7 +140,7 @@ class _Documents(Problem):
 
     structure: Structure
     documents: Documents
-    shapes: Mapping[str, tuple[int, ...]]
+    shapes: Shapes
     sweeps: TopicSweeps
     seed: int
 

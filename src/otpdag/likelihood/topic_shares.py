@@ -32,10 +32,9 @@ from typing import TypeAlias
 import numpy as np
 import scipy as sp
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.numerics import Array
+from otpdag.numerics import Array, Ints
 
 Documents: TypeAlias = "sp.sparse.csr_array"  # imported when it is used
 
@@ -273,7 +272,7 @@ class AssignmentDraws:
 
 
 def simulated_documents(
-    lengths: NDArray[np.int64], topics: Array, alpha: Array, generator: np.random.Generator
+    lengths: Ints, topics: Array, alpha: Array, generator: np.random.Generator
 ) -> tuple[Documents, Array]:
     """Documents of these lengths drawn from topics (K, words) and concentrations (K,).
 

@@ -18,7 +18,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -29,10 +28,9 @@ from otpdag.likelihood.row_posterior import Fitted, log_likelihood, posterior_dr
 from otpdag.likelihood.row_problem import GraphProblem, rows_along_graph
 from otpdag.mechanisms import Given, Mechanism
 from otpdag.mechanisms.base import Family
+from otpdag.numerics import Flags, Ints
 from otpdag.problem import LossTerms, Refinement, RowObjective, split_point
 from otpdag.structure import Naturals, Structure, lag_name
-
-Ints = NDArray[np.int64]
 
 
 def has_unknown_parents(structure: Structure, batch: SequenceBatch) -> bool:
@@ -135,7 +133,7 @@ def cut_windows(structure: Structure, batch: SequenceBatch) -> dict[Window, Ints
     return {Window(longest, begins=True): whole, **found} if explains and len(whole) else found
 
 
-def _first_seen(unseen: NDArray[np.bool_], starts: Ints, ends: Ints, longest: int) -> Ints:
+def _first_seen(unseen: Flags, starts: Ints, ends: Ints, longest: int) -> Ints:
     """The first row of each sequence from which on so many show all that is read later; past its end if none is."""
     run, count = np.zeros(len(unseen), dtype=np.int64), 0
     boundary = set(starts.tolist())
@@ -267,4 +265,4 @@ def _fitted_windows(model: Fitted, batch: SequenceBatch) -> Iterator[tuple[Fitte
     """The model of each kind of windows, and where these begin."""
     for window, first in cut_windows(model.structure, batch).items():
         written_out = window.written_out(model.structure)
-        yield Fitted(written_out, in_all_steps(written_out, model.naturals), {}, None, {}), torch.from_numpy(first)
+        yield Fitted(written_out, in_all_steps(written_out, model.naturals)), torch.from_numpy(first)

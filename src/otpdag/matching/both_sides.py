@@ -20,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from otpdag.costs import AbstractCost, SquaredEuclidean
+from otpdag.costs import FunctionCost, SquaredEuclidean
 from otpdag.data import Batch
 from otpdag.divergences import Wasserstein
 from otpdag.matching.model_points import ModelPoints, lay_out
@@ -49,22 +49,16 @@ def both_sides(
     told = []
     for eta in etas:
         rebuilt, apart = _pairs(own, naturals, columns, rows, noise, eta)
-        plan = Wasserstein(cost=_Table(rebuilt + eta * apart))
+        plan = Wasserstein(cost=_looked_up(rebuilt + eta * apart))
         left, right = (torch.arange(size, dtype=torch.float64)[None, :, None] for size in rebuilt.shape)
         backward = float(plan(left, right, share, weight)[0])
         told.append((eta, direct, backward, (direct - backward) / direct))
     return pd.DataFrame(told, columns=["eta", "direct", "backward", "gap"]).set_index("eta")
 
 
-class _Table(AbstractCost):
+def _looked_up(costs: Tensor) -> FunctionCost:
     """Costs (N, M) of points that are numbers of rows and columns."""
-
-    def __init__(self, costs: Tensor) -> None:
-        self.costs = costs
-
-    def between(self, x: Tensor, y: Tensor) -> Tensor:
-        """Look it up."""
-        return self.costs[x[..., 0].long(), y[..., 0].long()]
+    return FunctionCost(lambda x, y: costs[x[..., 0].long(), y[..., 0].long()])
 
 
 def _all_noise(points: ModelPoints) -> Tensor:

@@ -9,7 +9,6 @@ they do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Self
@@ -34,7 +33,7 @@ from otpdag.matching.transport_cost import (
 from otpdag.numerics import FixedPoint
 from otpdag.problem import LossTerms, Pace, Refinement, TableRows, differences, with_gradient
 from otpdag.settings import Direct
-from otpdag.structure import Naturals, Structure
+from otpdag.structure import Naturals, Shapes, Structure
 
 SETTLED = 0.2  # standard errors of a mean, roughly, by which estimates may still change when they count as settled
 
@@ -358,12 +357,11 @@ class TransportRows(TableRows):
         """Every row with several draws of what it misses, those of each replica at its own parameters."""
         whole, gaps = self._seen.nonzero()[:, 0], (~self._seen).nonzero()[:, 0]
         shared = replace(self.batch.take(gaps), weight=self.batch.weight[:1, gaps])
-        ranges = self.structure.count_ranges(self.batch.values)
         replicas = max(len(value) for own in naturals.values() for value in own.values())
         rows, draws = [], self.direct.draws
         for replica in range(replicas):
             own = {n: {k: v[replica % len(v)].detach()[None] for k, v in p.items()} for n, p in naturals.items()}
-            fitted = Fitted(self.structure, own, {}, None, ranges)
+            fitted = Fitted(self.structure, own)
             drawn = posterior_draws(fitted, shared, draws, self.seed, stratified=True)
             values = {
                 n: torch.cat([value[0, whole], drawn[n].flatten(0, 1).to(value)]).unsqueeze(0)
@@ -375,9 +373,7 @@ class TransportRows(TableRows):
         return replace(self.compared, rows=torch.cat(rows), weight=self.columns.of_weights(weight))
 
 
-def transport_rows(
-    structure: Structure, batch: Batch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
-) -> TransportRows:
+def transport_rows(structure: Structure, batch: Batch, shapes: Shapes, direct: Direct, seed: int) -> TransportRows:
     """Choose units, directions and points; the same seed chooses alike."""
     columns = Columns.of(structure, batch, direct.window)
     groups = [[columns.places[node] for node in group] for group in neighbourhoods(structure)]

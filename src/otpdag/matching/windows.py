@@ -11,7 +11,6 @@ matrix; what is observed comes from fixed noise along each path.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -28,7 +27,7 @@ from otpdag.matching.transport_cost import Columns, ComparedRows, directions
 from otpdag.matching.transport_rows import FEWEST_EFFECTIVE
 from otpdag.problem import Batched, LossTerms, Pace, Refinement
 from otpdag.settings import Direct
-from otpdag.structure import Structure
+from otpdag.structure import Shapes, Structure
 
 MOST_PATHS = 1024  # paths of states through a window; windows are shorter where there would be more
 FEWEST_FIRST = 30  # sequences whose first windows are compared by themselves: fewer say little
@@ -118,7 +117,7 @@ class TransportWindows(Batched):
 
 
 def transport_windows(
-    structure: Structure, batch: SequenceBatch, shapes: Mapping[str, tuple[int, ...]], direct: Direct, seed: int
+    structure: Structure, batch: SequenceBatch, shapes: Shapes, direct: Direct, seed: int
 ) -> TransportWindows:
     """Choose units, directions and points; the same seed chooses alike."""
     check_windows(structure)

@@ -34,10 +34,7 @@ class Category(Mechanism):
         """Categories."""
         return Discrete(self.size)
 
-    @property
-    def noise(self) -> Noise:
-        """One uniform number, cut by the cumulative probabilities."""
-        return Noise(1, "uniform")
+    noise = Noise(1, "uniform")  # cut by the cumulative probabilities
 
     @property
     def relaxed_noise(self) -> Noise:

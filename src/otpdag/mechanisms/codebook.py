@@ -179,10 +179,7 @@ class Quantized(_Codewords):
         """As many coordinates as the latents."""
         return Real(self.family.parents[0][1].width)
 
-    @property
-    def noise(self) -> Noise:
-        """None."""
-        return Noise(0)
+    noise = Noise(0)
 
     def codes(self, params: Params, latents: Tensor) -> Tensor:
         """Numbers of the nearest codewords: (R, ..., positions) of latents (R, ..., positions * dim)."""

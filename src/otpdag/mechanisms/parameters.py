@@ -12,10 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError
+from otpdag.numerics import Flags
 from otpdag.spaces import Space, space_from
 
 
@@ -389,7 +390,7 @@ class Parameter:
             return tuple((place, self.setting.name) for place in range(prod(self.shape)))
         return self.setting.ties if isinstance(self.setting, Fixed) else ()
 
-    def fixed_entries(self) -> NDArray[np.bool_]:
+    def fixed_entries(self) -> Flags:
         """Which entries are held at a given value, in the parameter's shape."""
         if not isinstance(self.setting, Fixed):
             return np.zeros(self.shape, dtype=bool)

@@ -28,7 +28,7 @@ from otpdag.numerics import under
 from otpdag.safe_archive import read_bundle, refusing, write_bundle
 from otpdag.structure import Structure
 
-FORMAT_VERSION = 2  # 1 had no class of a map; such files are still read
+FORMAT_VERSION = 3  # 1 had no class of a map, 2 said how far counts reach; such files are still read
 
 WHAT = "otpdag model"
 MapFactory = Callable[..., AmortizedMap]
@@ -70,7 +70,6 @@ class ModelState:
     naturals: dict[str, dict[str, Tensor]] | None = None
     phi: Mapping[str, Tensor] = field(default_factory=dict)
     maps: tuple[AmortizedMap, ...] = ()
-    count_range: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[SavedMap, ...] = ()
     beside: tuple[Mapping[str, Mapping[str, Tensor]], ...] = ()
 
@@ -102,7 +101,6 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
             {"spec": dict(saved.spec), "code": [*code.nodes], "units": [*code.shift], "roots": sorted(code.roots)}
             for saved, code in ((saved, saved.code) for saved in maps)
         ],
-        "count_range": dict(state.count_range),
     }
     write_bundle(path, "model.json", description, tensors)
 
@@ -145,7 +143,6 @@ def read_archive(
             naturals=_naturals(structure, tensors) if state["fitted"] else None,
             phi=phi,
             maps=tuple(rebuilt.values()),
-            count_range=_count_range(state["count_range"], structure.graph),
             left_out=left_out,
             beside=tuple(_naturals(structure, tensors, f"beside/{number}/") for number in beside),
         )
@@ -154,7 +151,7 @@ def read_archive(
 def _check_kinds(state: Mapping[str, Any]) -> None:
     """Refuse a description whose parts are of another kind than ours."""
     kinds = {"fitted": bool, "graph": dict, "mechanisms": dict, "schema": dict | None, "maps": list}
-    for key, kind in {**kinds, "count_range": dict}.items():
+    for key, kind in kinds.items():
         if not isinstance(state[key], kind):
             raise ValueError(f"{key!r} is {type(state[key]).__name__}")
     for node, spec in state["mechanisms"].items():
@@ -226,14 +223,6 @@ def _schema(state: Mapping[str, Any], structure: Structure) -> Schema:
     if schema.to_dict() != state:
         raise ValueError("its columns are not those of its nodes")
     return schema
-
-
-def _count_range(state: Mapping[str, Any], graph: Graph) -> dict[str, float]:
-    for node, value in state.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**63
-        if node not in graph or not number:
-            raise ValueError(f"the largest count of {node!r:.60} is {value!r:.40}")
-    return dict(state)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

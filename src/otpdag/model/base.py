@@ -193,13 +193,12 @@ class ModelBase:
         parameters: Mapping[str, Tensor],
         schema: Schema | None = None,
         maps: tuple[AmortizedMap, ...] = (),
-        ranges: Mapping[str, float] | None = None,
     ) -> None:
-        """Take over the end of a fit: raw parameters (1, ...), put in canonical order, and how far counts reach."""
+        """Take over the end of a fit: raw parameters (1, ...), put in canonical order."""
         theta, phi = split_theta({key: value.detach() for key, value in parameters.items()})
         naturals, phi = in_one_order(structure, structure.naturals(theta), phi, maps)
         self.structure = structure
-        self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, maps, ranges or {})
+        self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, maps)
 
     def fits_as_well(self, beside: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
         """Keep parameters a little beside the estimate that the data of its fit do not tell from it."""
@@ -216,8 +215,7 @@ class ModelBase:
     def fitted(self) -> Fitted:
         """What inference needs."""
         state, sampler = self._state, next((m for m in self._state.maps if m.name == "joint"), None)
-        known = (state.phi, sampler, state.count_range, state.schema, state.beside)
-        return Fitted(self.structure, self._fitted_naturals(), *known)
+        return Fitted(self.structure, self._fitted_naturals(), state.phi, sampler, state.schema, state.beside)
 
     def _known_schema(self) -> Schema:
         if self._state.schema is None:
@@ -240,7 +238,7 @@ class ModelBase:
             raise ModelError(f"there is no node {node!r}; the model has {', '.join(map(repr, self.graph.nodes))}")
         return self.structure.mechanisms[node]
 
-    def _read(self, data: Table | SequenceTable, partial: bool) -> tuple[Batch | SequenceBatch, pd.Index]:
+    def _read(self, data: SequenceTable, partial: bool) -> tuple[Batch | SequenceBatch, pd.Index]:
         """Rows, or sequences if the graph has lagged edges, or groups; and the index of rows or steps."""
         if self.structure.shared:
             return self._read_groups(data, partial)[:2]
@@ -269,7 +267,7 @@ class ModelBase:
         place = np.argsort(np.argsort(pd.factorize(frame[self.group])[0], kind="stable"))
         return batch, frame.index, torch.from_numpy(place)
 
-    def _read_rows(self, data: Table | SequenceTable, partial: bool = False) -> tuple[Batch, pd.Index]:
+    def _read_rows(self, data: SequenceTable, partial: bool = False) -> tuple[Batch, pd.Index]:
         if self.structure.shared:
             raise ModelError(
                 f"this is asked of rows one by one; those of a {self.group} share {listed(self.structure.shared)}: "
@@ -286,7 +284,7 @@ class ModelBase:
         self.structure.check_given(batch.mask)
         return batch
 
-    def _encode_sequences(self, data: Table | SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
+    def _encode_sequences(self, data: SequenceTable, partial: bool) -> tuple[SequenceBatch, pd.Index]:
         sequences = as_sequences(data)
         shown = replace_table(sequences, self._shown(sequences.table, partial))
         return encode_sequences(shown, self._known_schema(), hidden=self.graph.hidden, partial=True), sequences.index

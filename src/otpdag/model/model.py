@@ -65,9 +65,7 @@ class Model(ModelBase):
         """How many numbers were free to be estimated: K - 1 of K probabilities, tied ones once, fixed ones not."""
         return free_parameters(self.structure)
 
-    def log_likelihood(
-        self, data: Table | SequenceTable, *, per_row: bool = False, partial: bool = False
-    ) -> float | pd.Series:
+    def log_likelihood(self, data: SequenceTable, *, per_row: bool = False, partial: bool = False) -> float | pd.Series:
         """The log-likelihood of what rows (or sequences) show, hidden and missing values integrated out.
 
         Args:
@@ -88,25 +86,23 @@ class Model(ModelBase):
             index = pd.Index(self._grouped(data)[self.group].unique(), name=self.group)
         return pd.Series(values.numpy(), index=index, name="log_likelihood") if per_row else float(values.sum())
 
-    def _log_likelihoods(
-        self, data: Table | SequenceTable, partial: bool = False, seed: int = 0
-    ) -> tuple[Tensor, pd.Index]:
+    def _log_likelihoods(self, data: SequenceTable, partial: bool = False, seed: int = 0) -> tuple[Tensor, pd.Index]:
         """By row, or by sequence; and the index of rows or steps."""
         batch, index = self._read(data, partial)
         return checks.log_likelihoods(self.fitted, batch, seed), index
 
-    def aic(self, data: Table | SequenceTable) -> float:
+    def aic(self, data: SequenceTable) -> float:
         """Akaike's criterion, twice the free parameters less twice the log-likelihood; smaller is better."""
         return 2 * self.n_parameters - 2 * float(self._log_likelihoods(data)[0].sum())
 
-    def bic(self, data: Table | SequenceTable) -> float:
+    def bic(self, data: SequenceTable) -> float:
         """Schwarz's criterion, log of the rows (or steps) for each free parameter; smaller is better."""
         values, index = self._log_likelihoods(data)
         return float(np.log(len(index))) * self.n_parameters - 2 * float(values.sum())
 
     # -- prediction -----------------------------------------------------------------------------------------------
 
-    def predict(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.Series | pd.DataFrame:
+    def predict(self, data: SequenceTable, node: str, *, partial: bool = False) -> pd.Series | pd.DataFrame:
         """The mean of a number, or the likeliest category, given everything else that each row shows; exact.
 
         What ``data`` show of the node itself is not looked at, so that held-out rows can be passed as they are; its
@@ -130,7 +126,7 @@ class Model(ModelBase):
         table = self._expected(data, node, partial, self._coordinates(node))
         return table.iloc[:, 0] if table.shape[1] == 1 else table
 
-    def predict_proba(self, data: Table | SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
+    def predict_proba(self, data: SequenceTable, node: str, *, partial: bool = False) -> pd.DataFrame:
         """Posterior probabilities of a category, one row for each row or step of ``data``.
 
         They are exact unless ``attrs["approximate"]`` and a warning say otherwise. Of an observed node, given all else
@@ -147,9 +143,7 @@ class Model(ModelBase):
             return pd.DataFrame(probabilities.numpy(), columns=list(self.labels(node)), index=index)
         return self._expected(data, node, partial, self.labels(node))
 
-    def _expected(
-        self, data: Table | SequenceTable, node: str, partial: bool, columns: Sequence[Label]
-    ) -> pd.DataFrame:
+    def _expected(self, data: SequenceTable, node: str, partial: bool, columns: Sequence[Label]) -> pd.DataFrame:
         """The mean of a number, or the probabilities of a category, of each row."""
         if self.graph.is_dynamic:
             raise ModelError("of sequences, hidden categories can be predicted; for numbers use posterior or forecast")
@@ -169,7 +163,7 @@ class Model(ModelBase):
         table.attrs["not identified"] = untold
         return table
 
-    def _without(self, data: Table | SequenceTable, names: Sequence[str]) -> pd.DataFrame:
+    def _without(self, data: SequenceTable, names: Sequence[str]) -> pd.DataFrame:
         """The same table with empty cells in some columns."""
         schema = self._known_schema()
         frame = frame_of(data, {node: schema[node] for node in self.graph.observed})
@@ -442,7 +436,7 @@ class Model(ModelBase):
 
     def forecast(
         self,
-        data: Table | SequenceTable,
+        data: SequenceTable,
         steps: int,
         level: float = 0.95,
         *,
@@ -559,9 +553,7 @@ class Model(ModelBase):
                 raise ModelError(f"given would not be used for node {node!r}, which is not Given or set by do; {hint}")
         return self._given_values(given, rows, needed)
 
-    def posterior(
-        self, data: Table | SequenceTable, *, draws: int = 100, seed: int = 0, partial: bool = False
-    ) -> pd.DataFrame:
+    def posterior(self, data: SequenceTable, *, draws: int = 100, seed: int = 0, partial: bool = False) -> pd.DataFrame:
         """Draws of the hidden nodes given what each row shows, indexed by row and draw.
 
         Categories are drawn from their exact probabilities, numbers by weighted points; missing cells of a row are
@@ -583,7 +575,7 @@ class Model(ModelBase):
         return drawn
 
     def _drawn(
-        self, data: Table | SequenceTable, draws: int, seed: int, partial: bool
+        self, data: SequenceTable, draws: int, seed: int, partial: bool
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show."""
         draws, seed = check_count("draws", draws), check_seed(seed)
@@ -617,7 +609,7 @@ class Model(ModelBase):
 
     def impute(
         self,
-        data: Table | SequenceTable,
+        data: SequenceTable,
         *,
         seed: int = 0,
         draws: int = 100,
@@ -643,7 +635,7 @@ class Model(ModelBase):
 
     def score(
         self,
-        data: Table | SequenceTable,
+        data: SequenceTable,
         *,
         kind: Literal["transport", "likelihood"] | None = None,
         seed: int = 0,
@@ -667,7 +659,7 @@ class Model(ModelBase):
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return self.distance(data, seed=seed, partial=partial)
 
-    def distance(self, data: Table | SequenceTable, *, seed: int = 0, partial: bool = False) -> Distance:
+    def distance(self, data: SequenceTable, *, seed: int = 0, partial: bool = False) -> Distance:
         """How many standard deviations rows are from the model, by optimal transport: lower is better.
 
         It is a number that compares models of different families, and tells what chance alone would give (``chance``,

@@ -17,7 +17,7 @@ from otpdag.choice import COLUMNS, Selection
 from otpdag.engine.monitor import Stage
 from otpdag.engine.result import FitResult
 from otpdag.errors import DataError
-from otpdag.numerics import Array
+from otpdag.numerics import Array, Ints
 from otpdag.plots import style
 
 History: TypeAlias = Mapping[str, Sequence[float]] | Sequence[Mapping[str, float]] | FitResult
@@ -148,7 +148,7 @@ def _above_lowest(losses: Array, tables: Sequence[Array]) -> Array:
     return np.where(np.isfinite(above) & (above > 1e-10 * (1 + abs(lowest))), above, np.nan)
 
 
-def _draw_start(ax: Axes, steps: Array | npt.NDArray[np.int64], heights: Array, *, is_kept: bool, smooth: bool) -> None:
+def _draw_start(ax: Axes, steps: Array | Ints, heights: Array, *, is_kept: bool, smooth: bool) -> None:
     paint, width, front = (style.INK, 1.8, 3) if is_kept else (style.PALE_INK, 0.9, 2)
     marker = "o" if np.isfinite(heights).sum() == 1 else None
     if smooth and len(heights) > 20:  # steps; the noise of fewer is as plain without a mean

@@ -16,16 +16,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from otpdag.data import Sequences
 from otpdag.errors import DataError, ModelError, label_text, printable
 from otpdag.model import Model
+from otpdag.numerics import Array
 from otpdag.plots import learning_curve, style
 from otpdag.plots.pictures import DATA, MADE_ROWS, MODEL, draw_distribution, observed_columns
 from otpdag.spaces import Space
-
-Floats: TypeAlias = NDArray[np.float64]
 
 SVG = "http://www.w3.org/2000/svg"
 WIDTH, HEIGHT = 3.7, 2.4  # of a chart in inches: as wide as a phone, so that text has its size there
@@ -107,7 +105,7 @@ class Steps:
 
     table: pd.DataFrame
     shown: pd.DataFrame
-    x: Floats
+    x: Array
     axis: str
 
     @classmethod
@@ -322,7 +320,7 @@ def posteriors(node: str, space: Space, drawn: pd.Series[Any]) -> Figure:
     return _finished(ax, f"{node} (hidden)", "share of draws")
 
 
-def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None, *, axis: str = "step") -> Figure:
+def along_time(name: str, x: Array, values: Array, seen: Array | None = None, *, axis: str = "step") -> Figure:
     """The central 90 % of the model's values along the steps of a sequence, and the series itself where it is seen.
 
     Args:
@@ -340,7 +338,7 @@ def along_time(name: str, x: Floats, values: Floats, seen: Floats | None = None,
     return _finished(ax, axis, name)
 
 
-def states(node: str, x: Floats, shares: pd.DataFrame, *, axis: str = "step") -> Figure:
+def states(node: str, x: Array, shares: pd.DataFrame, *, axis: str = "step") -> Figure:
     """How probable each category of a hidden node is along the steps of a sequence, stacked to one."""
     ax = _axes()
     colours = [style.colour(number) for number in range(shares.shape[1])]

@@ -29,12 +29,9 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import LINE, Mechanism, Params, Parents, abducted, can_abduct, defines_together, is_linear
 from otpdag.mechanisms.categorical import Categorical
 from otpdag.mechanisms.predictor import Predicted
-from otpdag.numerics import first_connected, joint_one_hot
+from otpdag.numerics import Array, Flags, Ints, first_connected, joint_one_hot
 from otpdag.structure import Structure
 
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Hashes = npt.NDArray[np.uint64]
 
 SMALLEST_WINDOW = 8  # points of a count that was never seen above zero
@@ -459,20 +456,20 @@ class TableView:
                 columns.append(np.zeros((batch.rows, width)) if value is None else value)
                 self.column_of |= {(place, cell): at + cell for cell in range(width)}
                 at += width
-        self.numbers: Floats = np.concatenate(columns, 1)
+        self.numbers: Array = np.concatenate(columns, 1)
         linear = [family for family in families if family.is_linear]
         firsts = np.cumsum([1, *(family.configurations for family in linear)]).tolist()
         self.offsets = {family.place: first for family, first in zip(linear, firsts, strict=False)}
         self.shifts = {family.place: self._shift(family) for family in linear}
 
-    def _read(self, family: FamilyView) -> Floats | None:
+    def _read(self, family: FamilyView) -> Array | None:
         """Note what is seen of a node, and read its values; zero where no category is not seen."""
         if family.node not in self.batch.values:
             return None
         cells = self.batch.mask[family.node][0].cpu().numpy()
         self.seen[:, family.place] = cells.all(-1)
         self.partly[:, family.place] = cells.any(-1) & ~self.seen[:, family.place]
-        value: Floats = self.batch.values[family.node][0].cpu().numpy()
+        value: Array = self.batch.values[family.node][0].cpu().numpy()
         return value if family.categories[-1] else np.where(cells, value, 0.0)
 
     def missing(self, row: int, node: int) -> tuple[int, ...]:

@@ -28,8 +28,6 @@ from otpdag.errors import DataError, ModelError
 from otpdag.likelihood.elimination.families import (
     Complete,
     FamilyView,
-    Flags,
-    Ints,
     Pieces,
     TableView,
     cut,
@@ -51,6 +49,7 @@ from otpdag.likelihood.elimination.unknown_numbers import (
     needed_points,
     two_sizes,
 )
+from otpdag.numerics import Flags, Ints
 from otpdag.structure import Structure
 
 Sizes = tuple[int, ...]

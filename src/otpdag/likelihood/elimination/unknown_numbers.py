@@ -48,7 +48,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from otpdag.likelihood.elimination.families import Floats, Ints, TableView, name_of
+from otpdag.likelihood.elimination.families import TableView, name_of
+from otpdag.numerics import Array, Ints
 from otpdag.spaces import Real, Space
 
 COARSE_POINTS = 12  # points of each number and count that meets others, until it is known where its posterior is
@@ -213,7 +214,7 @@ def needed_points(placement: Placed, by: float, most: int) -> Ints:
     return _rounded(np.where(width <= most, width, most * by))
 
 
-def _rounded(wanted: Floats) -> Ints:
+def _rounded(wanted: Array) -> Ints:
     at = np.searchsorted(SIZES, wanted - 1e-6).clip(max=len(SIZES) - 1)
     return np.asarray(SIZES[at], dtype=np.int64)
 
@@ -336,7 +337,7 @@ class Placement(Placed):
         return self.space.constrain(line[0])[0].unsqueeze(-1)
 
 
-def _growing_groups(window: Floats, groups: int) -> tuple[Floats, Floats]:
+def _growing_groups(window: Array, groups: int) -> tuple[Array, Array]:
     """Three points in each of several groups of whole numbers from zero up, and how many numbers each stands for.
 
     The first group has three numbers, the others grow by a common ratio until the ``window`` (n,) is full. The points
@@ -344,9 +345,9 @@ def _growing_groups(window: Floats, groups: int) -> tuple[Floats, Floats]:
     """
     number = np.arange(groups + 1, dtype=np.float64)
 
-    def ends(ratio: Floats, number: Floats | float) -> Floats:
+    def ends(ratio: Array, number: Array | float) -> Array:
         """Where groups end if they grow by this ratio: sums of a geometric series."""
-        grown: Floats = np.power(ratio, number)
+        grown: Array = np.power(ratio, number)
         return POINTS_OF_A_GROUP * (grown - 1) / (ratio - 1)
 
     low, high = np.full_like(window, 1 + 1e-9), 2.0 + window ** (1 / max(groups - 1, 1))
