@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import NDArray
 
-Array: TypeAlias = npt.NDArray[np.float64]
+Array: TypeAlias = NDArray[np.float64]
 
 
 def k_means(columns: Array, size: int, generator: np.random.Generator, steps: int = 12) -> tuple[Array, float]:
@@ -30,7 +30,7 @@ def k_means(columns: Array, size: int, generator: np.random.Generator, steps: in
     return centres, float(squared_distances(columns, centres).min(1).mean())
 
 
-def nearest(columns: Array, centres: Array) -> npt.NDArray[np.intp]:
+def nearest(columns: Array, centres: Array) -> NDArray[np.intp]:
     """The number of the centre (K, D) that each point (N, D) is nearest to: where x . c - c . c / 2 is largest.
 
     >>> nearest(np.array([[0.0], [4.0], [9.0]]), np.array([[10.0], [1.0]])).tolist()

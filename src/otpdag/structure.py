@@ -189,6 +189,13 @@ class Structure:
         lag = self.longest_lag(base)
         return times >= lag if name == base else times < lag
 
+    def explains(self, name: str, times: Tensor, mask: Mapping[str, Tensor]) -> Tensor:
+        """Steps (..., M) that a mechanism makes, all of whose observed parents are seen."""
+        made = self.makes(name, times).unsqueeze(0)
+        for parent, _ in self.mechanisms[name].family.parents:
+            made = made & mask[parent].all(-1) if parent in mask else made
+        return made
+
     def name_at(self, node: str, step: int) -> str:
         """The mechanism that makes a node in a step: that of first steps, if there is one and a parent is lacking."""
         first = first_name(node)

@@ -273,7 +273,7 @@ def test_costs_are_in_units_of_the_columns_variation():
             assert spread.item() == pytest.approx(values.std().item(), rel=0.05)
             mask = batch.mask["x"]
             found.append(
-                ground_cost(model.mechanisms["x"], values, values.mean() + 0 * values, mask, spread, None).mean()
+                ground_cost(model.mechanisms["x"].space, values, values.mean() + 0 * values, mask, spread, None).mean()
             )
         assert found[0].item() == pytest.approx(found[1].item(), rel=1e-3)
 
@@ -282,9 +282,9 @@ def test_a_users_cost_is_in_natural_units_and_may_be_a_function():
     mechanism = otp.Model(otp.Graph([], nodes=["x"]), {"x": m.Normal(2)}).mechanisms["x"]
     value, rebuilt = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0, 5.0]]])
     mask, spread = torch.tensor([[[True, False]]]), torch.tensor([10.0, 10.0])
-    absolute = ground_cost(mechanism, value, rebuilt, mask, spread, lambda x, y: (x - y).abs().sum(-1))
+    absolute = ground_cost(mechanism.space, value, rebuilt, mask, spread, lambda x, y: (x - y).abs().sum(-1))
     assert absolute.item() == 2.0
-    assert ground_cost(mechanism, value, rebuilt, mask, spread, None).item() == pytest.approx(0.04)
+    assert ground_cost(mechanism.space, value, rebuilt, mask, spread, None).item() == pytest.approx(0.04)
 
 
 def test_default_costs_follow_the_nodes_type():

@@ -211,20 +211,13 @@ def _main_effect(name: str, space: Space, labels: Sequence[object]) -> str:
 def _is_separated(fitted: Fitted, node: str, batch: Batch, least: float = 1e-3) -> bool:
     """Whether the mean loss of a logit, in nats, is so small."""
     mechanism, family = fitted.structure.mechanisms[node], fitted.structure.graph.parents(node)
-    complete = _complete_rows(batch, node, family)
-    if complete is None or not bool(complete.any()) or not mechanism.family.parents:
+    complete = batch.shows((node, *family))
+    if not bool(complete.any()) or not mechanism.family.parents:
         return False
     parents = {name: batch.values[name][:, complete] for name in family}
     with torch.no_grad():
         fit = mechanism.log_prob(fitted.naturals[node], batch.values[node][:, complete], parents)
     return float(-fit.mean()) < least
-
-
-def _complete_rows(batch: Batch, node: str, parents: Sequence[str]) -> Tensor | None:
-    """Which rows (N,) show all cells of a node and its parents; None if one of them is hidden."""
-    if any(name not in batch.values for name in (node, *parents)):
-        return None
-    return torch.stack([batch.mask[name][0].all(-1) for name in (node, *parents)]).all(0)
 
 
 def _notes_on_independence(
@@ -275,8 +268,8 @@ def _noise(fitted: Fitted, batch: Batch, most: int = 6) -> dict[tuple[str, int],
         # what is left of a collapsed one is rounding
         if node in collapsed or mechanism.is_given or not can_abduct(mechanism) or mechanism.space.cells != 1:
             continue
-        complete = _complete_rows(batch, node, family)
-        if complete is None or mechanism.noise.dim != 1:
+        complete = batch.shows((node, *family))
+        if not bool(complete.any()) or mechanism.noise.dim != 1:
             continue
         params, value = fitted.naturals[node], batch.values[node]
         parents = {parent: batch.values[parent] for parent in family}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.errors import DataError
 from otpdag.numerics import Array, Flags
 
-Codes: TypeAlias = npt.NDArray[np.int64]
-Hashes: TypeAlias = npt.NDArray[np.uint64]
+Codes: TypeAlias = NDArray[np.int64]
+Hashes: TypeAlias = NDArray[np.uint64]
 
 ROWS_AT_ONCE = 2**13  # few enough for a processor's cache: new memory costs more than the arithmetic
 
@@ -98,6 +98,13 @@ class Batch:
             return flat.unflatten(0, index.shape)
 
         return self._map(gathered).widened()
+
+    def shows(self, nodes: Collection[str]) -> Tensor:
+        """Which rows (N,) show all cells of these nodes; none does where one of them is hidden."""
+        every = torch.ones(self.rows, dtype=torch.bool, device=self.weight.device)
+        for node in nodes:
+            every = every & self.mask[node][0].all(-1) if node in self.mask else torch.zeros_like(every)
+        return every
 
     def part(self, rows: int | Tensor, seed: int) -> Batch:
         """The rows that are given, or so many at random; the batch itself if all are wanted."""
@@ -299,7 +306,7 @@ def random_part(total: int, rows: int | Tensor, seed: int) -> Tensor | None:
     return every[:rows].long()
 
 
-def _factorize(array: npt.NDArray[Any]) -> tuple[Codes, int]:
+def _factorize(array: NDArray[Any]) -> tuple[Codes, int]:
     codes, distinct = pd.factorize(array, use_na_sentinel=False)
     return codes.astype(np.int64), len(distinct)
 
@@ -317,5 +324,5 @@ def _tensor_codes(tensor: Tensor) -> Iterable[tuple[Codes, int]]:
         yield _factorize(column)
 
 
-def _is_one_hot(wide: npt.NDArray[Any]) -> bool:
+def _is_one_hot(wide: NDArray[Any]) -> bool:
     return bool(((wide == 0) | (wide == 1)).all() and (wide.sum(1) <= 1).all())

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import scipy as sp
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.data.batch import mixed
@@ -17,7 +17,7 @@ from otpdag.data.columns import to_numpy
 from otpdag.errors import DataError
 from otpdag.numerics import Ints
 
-Floats: TypeAlias = npt.NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.float32]
 CHANNELS = (1, 3)  # grey, or red, green and blue
 
 
@@ -75,7 +75,7 @@ class Images:
     torch.Size([5, 64])
     """
 
-    def __init__(self, pixels: npt.ArrayLike | Tensor) -> None:
+    def __init__(self, pixels: ArrayLike) -> None:
         held = to_numpy(pixels)
         if held.ndim < 2 or len(held) < 2:
             raise DataError(f"images must have shape (n, ...) with at least 2 of them; got {held.shape}")
@@ -103,7 +103,7 @@ class PictureFormat:
     peak: float
 
     @classmethod
-    def of(cls, images: npt.ArrayLike | Tensor) -> PictureFormat:
+    def of(cls, images: ArrayLike) -> PictureFormat:
         """Read the format from images that a model is to be fitted to."""
         layout = picture_layout(np.shape(images))
         held = _array(images)
@@ -125,7 +125,7 @@ class PictureFormat:
         sizes: dict[str, tuple[int, ...]] = {"last": (self.height, self.width, self.channels), "first": self.shape}
         return sizes if self.channels > 1 else {**sizes, "none": (self.height, self.width)}
 
-    def rows(self, images: npt.ArrayLike | Tensor) -> Tensor:
+    def rows(self, images: ArrayLike) -> Tensor:
         """Images as rows (n, channels * height * width) in single precision, from 0 to 1.
 
         Images in another layout than those of the fit are read if their shape leaves no doubt.
@@ -158,7 +158,7 @@ class PictureFormat:
         return np.ascontiguousarray((images * self.peak).numpy())
 
 
-def _array(images: npt.ArrayLike | Tensor) -> npt.NDArray[Any]:
+def _array(images: ArrayLike) -> NDArray[Any]:
     held = to_numpy(images)
     if not (np.issubdtype(held.dtype, np.number) or held.dtype == bool):
         raise DataError(f"images must be numbers; got {held.dtype}")
@@ -189,7 +189,7 @@ def picture_layout(shape: tuple[int, ...]) -> str:
     return "last" if last else "first"
 
 
-def _peak(held: npt.NDArray[Any]) -> float:
+def _peak(held: NDArray[Any]) -> float:
     return 1.0 if held.dtype != np.uint8 and held.max() <= 1 else 255.0
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike
 from pandas.api.types import union_categoricals
 from torch import Tensor
 
@@ -33,7 +33,7 @@ from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, 
 from otpdag.errors import DataError, OtpdagError, check_count, listed
 from otpdag.files import as_path
 from otpdag.graph import Graph
-from otpdag.numerics import in_order
+from otpdag.numerics import Ints, in_order
 from otpdag.spaces import Discrete, Space
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ class Reading:
     unit: float = 1.0
     weights: Floats | None = None
 
-    def batch(self, frame: pd.DataFrame, number: int, rows: npt.NDArray[np.int64] | None = None) -> Batch:
+    def batch(self, frame: pd.DataFrame, number: int, rows: Ints | None = None) -> Batch:
         """Check and encode a part, or these of its rows."""
         first = self.starts[number]
         frame = frame if rows is None else frame.iloc[rows]
@@ -414,7 +414,7 @@ class PartTable:
     rows: int
     elsewhere: bool
     sample: Batch
-    seen: Mapping[str, npt.NDArray[np.int64]]
+    seen: Mapping[str, Ints]
 
     def picked(self, rows: Tensor) -> Batch:
         """These rows of the table, all different, in the order of their numbers (n,): one pass over all parts."""
@@ -433,11 +433,7 @@ class PartTable:
 
 
 def open_table(
-    table: Partitioned,
-    spaces: Mapping[str, Space],
-    graph: Graph,
-    *,
-    weights: npt.ArrayLike | Tensor | str | None = None,
+    table: Partitioned, spaces: Mapping[str, Space], graph: Graph, *, weights: ArrayLike | str | None = None
 ) -> PartTable | tuple[pd.DataFrame, Any]:
     """Look through a table in parts; one that has few rows comes back whole, as a frame with its weights.
 
@@ -511,9 +507,7 @@ def _first_look(
     return len(frame), {node: one.iloc[:most] for node, one in levels.items()}, total
 
 
-def _second_look(
-    frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]
-) -> tuple[Batch, dict[str, npt.NDArray[np.int64]]]:
+def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: Ints) -> tuple[Batch, dict[str, Ints]]:
     """Check a part; of the chosen rows those that are in it, and how many cells are seen."""
     batch = reading.batch(frame, number)
     first = reading.starts[number]
@@ -522,7 +516,7 @@ def _second_look(
     return batch.take(torch.from_numpy(chosen[begin:end] - first)), seen
 
 
-def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: npt.NDArray[np.int64]) -> Batch:
+def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: Ints) -> Batch:
     """Of the chosen rows of the table those that are in a part."""
     first = reading.starts[number]
     begin, end = np.searchsorted(chosen, [first, first + len(frame)])

@@ -14,9 +14,9 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.data.batch import Batch, mixed, row_hashes
@@ -25,7 +25,7 @@ from otpdag.data.table import encode, read_weights
 from otpdag.errors import DataError, listed
 from otpdag.numerics import Ints
 
-Lengths: TypeAlias = npt.NDArray[np.int64]
+Lengths: TypeAlias = NDArray[np.int64]
 
 
 class Sequences:
@@ -50,7 +50,7 @@ class Sequences:
     """
 
     def __init__(
-        self, data: Any, *, sequence: str | None = None, time: str | None = None, lengths: npt.ArrayLike | None = None
+        self, data: Any, *, sequence: str | None = None, time: str | None = None, lengths: ArrayLike | None = None
     ) -> None:
         data = known_table(data)
         if (sequence is not None or time is not None) and not isinstance(data, pd.DataFrame):
@@ -168,7 +168,7 @@ class SequenceBatch:
         enough = int((cut.lengths[order].cumsum(0) < steps).sum()) + 1
         return cut.take(order[:enough])
 
-    def weighted(self, weights: npt.ArrayLike) -> SequenceBatch:
+    def weighted(self, weights: ArrayLike) -> SequenceBatch:
         """The same with one weight for each sequence."""
         given = read_weights(np.ravel(np.asarray(weights)), len(self.lengths), "sequences")
         steps = torch.from_numpy(given).to(self.steps.weight).repeat_interleave(self.lengths, 1)
@@ -228,7 +228,7 @@ def _from_frame(
     return ordered.drop(columns=keys), _check_lengths(lengths, len(frame)), ids
 
 
-def _moments(column: pd.Series) -> npt.NDArray[Any]:
+def _moments(column: pd.Series) -> NDArray[Any]:
     """When steps were, by what their cells say: as text, 10 would come before 9, and May after April."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         if column.dtype.ordered:
@@ -280,7 +280,7 @@ def _from_list(data: Sequence[Any]) -> tuple[Table, Lengths]:
     return np.concatenate(wide), _check_lengths(lengths, int(lengths.sum()))
 
 
-def _from_array(array: npt.NDArray[Any], name: str, *, split: bool = True) -> tuple[npt.NDArray[Any], Lengths]:
+def _from_array(array: NDArray[Any], name: str, *, split: bool = True) -> tuple[NDArray[Any], Lengths]:
     if not split:
         flat = array[:, None] if array.ndim == 1 else array
         return flat, np.array([len(flat)])
@@ -294,7 +294,7 @@ def _from_array(array: npt.NDArray[Any], name: str, *, split: bool = True) -> tu
     return array.reshape(count * steps, cells), _check_lengths(np.full(count, steps), count * steps)
 
 
-def _check_lengths(lengths: npt.ArrayLike, rows: int) -> Lengths:
+def _check_lengths(lengths: ArrayLike, rows: int) -> Lengths:
     counts = np.atleast_1d(np.asarray(lengths))
     if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 1).any() or not len(counts):
         raise DataError(f"lengths must be whole numbers of at least 1, one for each sequence; got {lengths!r:.60}")

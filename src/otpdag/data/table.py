@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from otpdag.data.batch import ROWS_AT_ONCE, Batch
@@ -28,12 +28,13 @@ from otpdag.data.columns import (
     to_numpy,
 )
 from otpdag.errors import DataError, listed
+from otpdag.numerics import Flags, Ints
 from otpdag.spaces import SUM_TOLERANCE, Discrete
 
 LARGEST = 1e150  # numbers whose squares, and sums of those over many rows, are still finite
 
 
-def read_weights(weights: npt.ArrayLike | Tensor | None, rows: int, of: str = "rows") -> Floats:
+def read_weights(weights: ArrayLike | None, rows: int, of: str = "rows") -> Floats:
     """Weights ``(R or 1, rows)`` of rows or other units, scaled to mean one."""
     if weights is None:
         return np.broadcast_to(1.0, (1, rows))
@@ -152,7 +153,7 @@ def _check_support(cells: Floats, node: str, column: Column, largest: float) -> 
         _check_sums(cells, seen, node)
 
 
-def _check_sums(cells: Floats, seen: npt.NDArray[np.bool_], node: str) -> None:
+def _check_sums(cells: Floats, seen: Flags, node: str) -> None:
     """Shares must sum to one; if some are missing, to at most one."""
     total = np.where(seen, cells, 0.0).sum(1)
     bad = (total > 1 + SUM_TOLERANCE) | (seen.all(1) & (total < 1 - SUM_TOLERANCE))
@@ -161,7 +162,7 @@ def _check_sums(cells: Floats, seen: npt.NDArray[np.bool_], node: str) -> None:
         raise DataError(f"columns of node {node!r} must sum to 1 in every row; found {total[row]:g} in row {row}")
 
 
-def first_row(bad: npt.NDArray[np.bool_]) -> int:
+def first_row(bad: Flags) -> int:
     """The first row with a bad cell."""
     return int(bad.any(1).argmax())
 
@@ -185,7 +186,7 @@ class Cells:
         """Number of rows."""
         return self.weight.shape[1]
 
-    def batch(self, order: npt.NDArray[np.int64] | None = None, *, narrow: bool = False) -> Batch:
+    def batch(self, order: Ints | None = None, *, narrow: bool = False) -> Batch:
         """The rows as tensors of their own, in another order where one is given.
 
         The cells are used up on the way, so that a table is never held twice. A ``narrow`` batch has bytes for one-hot
@@ -217,12 +218,7 @@ class Cells:
 
 
 def encode(
-    data: Table,
-    schema: Schema,
-    *,
-    hidden: Iterable[str],
-    weights: npt.ArrayLike | Tensor | None = None,
-    partial: bool = False,
+    data: Table, schema: Schema, *, hidden: Iterable[str], weights: ArrayLike | None = None, partial: bool = False
 ) -> Batch:
     """Check a table and turn it into a batch of the nodes that are not hidden.
 
@@ -259,7 +255,7 @@ def read_cells(
     schema: Schema,
     *,
     hidden: Iterable[str],
-    weights: npt.ArrayLike | Tensor | None = None,
+    weights: ArrayLike | None = None,
     partial: bool = False,
     largest: float | None = None,
     least: int = 2,
@@ -316,7 +312,7 @@ def check_unseen(known: Collection[Any], node: str, column: Column, what: str = 
 # -- and back ----------------------------------------------------------------------------------------------------------
 
 
-def decode(values: Mapping[str, npt.ArrayLike | Tensor], schema: Schema) -> pd.DataFrame:
+def decode(values: Mapping[str, ArrayLike], schema: Schema) -> pd.DataFrame:
     """Turn values of nodes into a table, hidden nodes as well.
 
     Args:
@@ -350,7 +346,7 @@ def decode(values: Mapping[str, npt.ArrayLike | Tensor], schema: Schema) -> pd.D
     return pd.DataFrame(table)
 
 
-def _two_dimensional(node: str, value: Any, width: int) -> npt.NDArray[Any]:
+def _two_dimensional(node: str, value: Any, width: int) -> NDArray[Any]:
     array = to_numpy(value)
     if array.ndim == 1 and width == 1:
         array = array[:, None]
@@ -361,7 +357,7 @@ def _two_dimensional(node: str, value: Any, width: int) -> npt.NDArray[Any]:
     return array
 
 
-def _to_columns(array: npt.NDArray[Any], column: Column) -> list[Any]:
+def _to_columns(array: NDArray[Any], column: Column) -> list[Any]:
     """One column for each cell, missing where NaN."""
     cells = column.space.decode(array)
     shown = ~np.isnan(cells)
@@ -373,13 +369,13 @@ def _to_columns(array: npt.NDArray[Any], column: Column) -> list[Any]:
     return list(cells.T)
 
 
-def _whole(numbers: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> Any:
+def _whole(numbers: NDArray[Any], known: Flags) -> Any:
     """Whole numbers: plain integers if all are known, else pandas' nullable ones."""
     whole = np.rint(np.where(known, numbers, 0)).astype(np.int64)
     return whole if known.all() else pd.arrays.IntegerArray(whole, ~known)
 
 
-def _categories(codes: npt.NDArray[np.int64], labels: Sequence[Label] | None, known: npt.NDArray[np.bool_]) -> Any:
+def _categories(codes: Ints, labels: Sequence[Label] | None, known: Flags) -> Any:
     if labels is None:
         return _whole(codes, known)
     if all(isinstance(label, bool) for label in labels):

@@ -72,17 +72,11 @@ class Layout:
     sequence_map: SequenceMap | AmortizedMap | None = None
 
     @classmethod
-    def of(
-        cls,
-        structure: Structure,
-        phi: Theta | None = None,
-        maps: tuple[AmortizedMap, ...] = (),
-        sequence_map: SequenceMap | AmortizedMap | None = None,
-    ) -> Layout:
-        """The model's own parameters, then those of its maps as they start (1, ...)."""
+    def of(cls, structure: Structure, phi: Theta | None = None) -> Layout:
+        """The model's own parameters, then those of maps as they start (1, ...)."""
         shapes = {key: parameter.shape for key, parameter in structure.parameters().items()}
         shapes |= {key: tuple(value.shape[1:]) for key, value in (phi or {}).items()}
-        return cls(structure, shapes, maps, sequence_map)
+        return cls(structure, shapes)
 
     def pack(self, theta: Theta) -> Tensor:
         """Parameters by name as a flat point."""
@@ -173,11 +167,9 @@ class DataKind(ABC):
         """Numbers for each unit of the problem, in the order in which the units were given."""
         return per_unit
 
-    def concluded(
-        self, layout: Layout, ended: SearchResult, method: Method, searcher: Searcher
-    ) -> tuple[Layout, SearchResult]:
-        """What is done once the search has ended, with the parameters that there are then."""
-        return layout, ended
+    def concluded(self, ended: SearchResult, searcher: Searcher) -> SearchResult:
+        """What becomes of the end of the search."""
+        return ended
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Leave the end in the model."""
@@ -470,7 +462,7 @@ def lay_out_rows(structure: Structure, batch: Batch, method: Method, seed: int) 
     scaled = structure.scaled_to(completed, row_weights(structure, batch))
     maps = method.evaluation.maps(scaled, batch) if isinstance(method.evaluation, Drawn) else ()
     phi = {key: value for one in maps for key, value in one.init(1, torch.Generator().manual_seed(0)).items()}
-    return Layout.of(scaled, phi, maps)
+    return replace(Layout.of(scaled, phi), maps=maps)
 
 
 def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Problem:

@@ -197,17 +197,15 @@ class DocumentData(DataKind):
             points.append(reader.point(Topics(torch.log(level.clamp(min=SMALLEST)), torch.full((size,), 1 / size))))
         return torch.cat(points)
 
-    def concluded(
-        self, layout: Layout, ended: SearchResult, method: Method, searcher: Searcher
-    ) -> tuple[Layout, SearchResult]:
+    def concluded(self, ended: SearchResult, searcher: Searcher) -> SearchResult:
         """Concentrations as the exact distribution of the assignments has them, topics in order of falling share."""
         problem = ended.problem
         if not isinstance(problem, TopicProblem | PairProblem):
-            return layout, ended
+            return ended
         problem, topics = problem.concluded(problem.topics(ended.point), lambda: searcher.monitor.stopped)
         point = problem.point(topics.ordered())
         restarts = tuple(replace(one, point=point[0]) if one.kept else one for one in ended.restarts)
-        return layout, replace(ended, problem=problem, point=point, restarts=restarts)
+        return replace(ended, problem=problem, point=point, restarts=restarts)
 
     def adopt(self, layout: Layout, ended: SearchResult) -> None:
         """Topics and concentrations."""

@@ -229,8 +229,7 @@ def _searched(kind: DataKind, plan: Plan, searcher: Searcher) -> tuple[Layout, S
         if isinstance(ended.problem, TransportRows):
             parts = ended.problem.matched_parts(ended.point)
             kept = None if parts is None else kind.as_given(parts.cpu().numpy())
-    layout, ended = kind.concluded(layout, ended, plan.method, searcher)
-    return layout, ended, kept
+    return layout, kind.concluded(ended, searcher), kept
 
 
 def _starts(kind: DataKind, layout: Layout, problem: Problem, searcher: Searcher, numbers: Sequence[int]) -> Tensor:

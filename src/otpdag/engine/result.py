@@ -404,7 +404,7 @@ class FitResult:
             For each eta both sides, and their gap relative to the cost.
         """
         batch, _ = self.model._read_rows(data)
-        whole = torch.stack([mask[0].all(-1) for mask in batch.mask.values()]).all(0).nonzero()[:, 0]
+        whole = batch.shows(batch.mask).nonzero()[:, 0]
         few = whole[torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[:rows]]
         fitted = self.model.fitted
         return both_sides(fitted.structure, fitted.naturals, batch.take(few), etas, seed, len(few))

@@ -168,7 +168,6 @@ class Searcher:
     """What all searches of a fit share: how to minimise, by which seed, who watches, and what is already done.
 
     Attributes:
-        last_run: What the last, longest run is called.
         trace: Sees the points of all replicas after every step.
         judge: By what starts are compared (R,), the lower the better: their losses, unless told otherwise.
     """
@@ -177,7 +176,6 @@ class Searcher:
     seed: int = 0
     monitor: Monitor = field(default_factory=lambda: Monitor(show=False))
     journal: Journal | None = None
-    last_run: str = "best start"
     trace: Callable[[Tensor], None] | None = None
     judge: Callable[[Problem, Tensor, Tensor], Tensor] = lambda problem, points, losses: losses
 
@@ -493,7 +491,7 @@ class _Field:
     def _finish(self, alive: Tensor, memory: Memory | None) -> tuple[Problem, Outcome]:
         course, steps = self.course, self.searcher.optimiser.steps
         problem, outcome = self._settled(
-            self.searcher.last_run,
+            "best start",
             self.problem,
             alive,
             steps=steps,

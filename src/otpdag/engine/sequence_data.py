@@ -180,7 +180,7 @@ class SequenceData(DataKind):
         if backward is None:
             return Layout.of(structure)
         completed = _guessed(structure, few, restart_seed(seed, 0), first=True)
-        return Layout.of(structure, _map_start(backward, few, completed, seed), sequence_map=backward)
+        return replace(Layout.of(structure, _map_start(backward, few, completed, seed)), sequence_map=backward)
 
     @property
     def _pieces(self) -> SequenceBatch:

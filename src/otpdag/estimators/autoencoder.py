@@ -79,7 +79,7 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
         """Refuse settings that make no sense."""
 
     @abstractmethod
-    def _rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:
+    def _rows(self, X: ArrayLike, *, first: bool = False) -> Tensor:
         """Images or rows as (n, numbers); of the first ones, which are fitted, the layout is kept."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
 
     def fit(
         self,
-        X: ArrayLike | Tensor,
+        X: ArrayLike,
         y: object = None,
         *,
         checkpoint: str | Path | None = None,
@@ -153,7 +153,7 @@ class AbstractAutoencoder(TransformerMixin, ModelEstimator, ABC):
 
     # -- use ----------------------------------------------------------------------------------------------------------
 
-    def score(self, X: ArrayLike | Tensor, y: object = None) -> float:
+    def score(self, X: ArrayLike, y: object = None) -> float:
         """Minus the mean squared error of what is rebuilt; pixels of images go from 0 to 1."""
         _ = self._fitted
         rows = self._rows(X)
@@ -337,7 +337,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def transform(self, X: ArrayLike | Tensor) -> Floats:
+    def transform(self, X: ArrayLike) -> Floats:
         """Latents of images or rows: (n, n_components)."""
         _ = self._fitted
         return self._latents(self._rows(X)).numpy()
@@ -365,7 +365,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
         drawn = ancestral(fitted.structure, fitted.naturals, n_samples, generator, do={"image": none})
         return drawn["latent"][0].float().numpy()
 
-    def _rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:
+    def _rows(self, X: ArrayLike, *, first: bool = False) -> Tensor:
         if first:
             self.format_ = None if _is_table(X) else PictureFormat.of(X)
         if self.format_ is None:
@@ -401,7 +401,7 @@ class WassersteinAutoencoder(ClassNamePrefixFeaturesOutMixin, AbstractAutoencode
         check_at_least(1, n_components=self.n_components, features=features)
 
 
-def _is_table(X: ArrayLike | Tensor) -> bool:
+def _is_table(X: ArrayLike) -> bool:
     """Rows rather than images: anything with at most two axes."""
     axes = getattr(X, "ndim", None)
     return (np.asarray(X).ndim if axes is None else axes) <= 2

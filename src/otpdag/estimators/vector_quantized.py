@@ -142,7 +142,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
         if self.rank is not None and not 1 <= self.rank <= self.code_dim:
             raise ModelError(f"rank must be from 1 to code_dim, {self.code_dim}; got {self.rank}")
 
-    def _rows(self, X: ArrayLike | Tensor, *, first: bool = False) -> Tensor:
+    def _rows(self, X: ArrayLike, *, first: bool = False) -> Tensor:
         if first:
             self.format_ = PictureFormat.of(X)
         return self.format_.rows(X)
@@ -213,7 +213,7 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
-    def encode(self, X: ArrayLike | Tensor) -> Codes:
+    def encode(self, X: ArrayLike) -> Codes:
         """Codes of images: integers (n, positions), row by row of the grid."""
         _ = self._fitted
         return np.asarray(self._codes(self._latents(self._rows(X))).numpy(), dtype=np.int64)
@@ -226,18 +226,18 @@ class VectorQuantizedAutoencoder(AbstractAutoencoder):
 
     transform, inverse_transform = encode, decode
 
-    def reconstruct(self, X: ArrayLike | Tensor) -> Floats:
+    def reconstruct(self, X: ArrayLike) -> Floats:
         """Encode and decode."""
         return self.decode(self.encode(X))
 
-    def usage(self, X: ArrayLike | Tensor | None = None) -> Array:
+    def usage(self, X: ArrayLike | None = None) -> Array:
         """Share of the codes of images that each codeword has, (n_codes,); without images, its mean weight."""
         _ = self._fitted
         if X is None:
             return np.asarray(self.weights_.mean(0), dtype=np.float64)
         return np.bincount(self.encode(X).ravel(), minlength=self.n_codes) / (self.n_positions_ * len(np.asarray(X)))
 
-    def perplexity(self, X: ArrayLike | Tensor) -> float:
+    def perplexity(self, X: ArrayLike) -> float:
         """The exponential of the entropy of :meth:`usage`: how many codewords are in use."""
         return _perplexity(self.encode(X))
 

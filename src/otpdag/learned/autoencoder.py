@@ -243,12 +243,7 @@ class CodebookProblem(_ImageProblem):
 
 
 def autoencoder_problem(
-    structure: Structure,
-    images: Tensor,
-    shapes: Shapes,
-    objective: Objective,
-    encoded: Encoded,
-    seed: int,
+    structure: Structure, images: Tensor, shapes: Shapes, objective: Objective, encoded: Encoded, seed: int
 ) -> AutoencoderProblem | CodebookProblem:
     """The problem of images (1, N, pixels): with codewords, or without."""
     spread = float(images.std()) or 1.0

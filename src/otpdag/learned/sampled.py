@@ -25,12 +25,12 @@ from otpdag.costs import DEFAULT_COSTS, AbstractCost, PointFunction, as_cost
 from otpdag.data import Batch, random_part
 from otpdag.data.sequences import SequenceBatch
 from otpdag.learned.algorithm import Algorithm1, Drawn, Family, Step
-from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.base import Noise, Parents, abducted, can_abduct, relaxed, relaxed_noise
 from otpdag.noise import Streams, normal_score
 from otpdag.numerics import side_by_side
 from otpdag.problem import Batched, LossTerms, WrappedProblem
 from otpdag.settings import Objective, value_at
+from otpdag.spaces import Space
 from otpdag.structure import Naturals, Structure, Theta, lag_name
 
 Values = Mapping[str, Tensor]
@@ -127,10 +127,7 @@ class DrawnSteps(Batched, Algorithm1):
             values[name] = earlier.values[edge.parent]
             if edge.parent in mask:
                 mask[name] = earlier.batch.mask[edge.parent]
-        made = {name: structure.makes(name, times).unsqueeze(0) for name in structure.mechanisms}
-        for name in made:
-            for parent in structure.parents(name, values):
-                made[name] = made[name] & mask[parent].all(-1) if parent in mask else made[name]
+        made = {name: structure.explains(name, times, mask) for name in structure.mechanisms}
         seen = {node: mask[node] & made[node].unsqueeze(-1) for node in now.batch.mask}
         draw = replace(now, values=values, batch=replace(now.batch, mask=seen))
         cost, noises = rebuild(draw)
@@ -218,7 +215,7 @@ def rebuild(draw: Draw) -> tuple[Tensor, dict[str, Tensor]]:
             noise = draw.streams.draw(relaxed_noise(mechanism), batch.rows, value)
             rebuilt = relaxed(mechanism, params, parents, noise, draw.temperature)
             spread = draw.backward.code.spread(node, value)
-            total = total + ground_cost(mechanism, value, rebuilt, mask, spread, drawn.costs.get(node))
+            total = total + ground_cost(mechanism.space, value, rebuilt, mask, spread, drawn.costs.get(node))
     return total, noises
 
 
@@ -238,21 +235,16 @@ def _abduct(draw: Draw, node: str, parents: Parents) -> Tensor:
 
 
 def ground_cost(
-    mechanism: Mechanism,
-    value: Tensor,
-    rebuilt: Tensor,
-    mask: Tensor,
-    spread: Tensor,
-    cost: AbstractCost | PointFunction | None,
+    space: Space, value: Tensor, rebuilt: Tensor, mask: Tensor, unit: Tensor, cost: AbstractCost | PointFunction | None
 ) -> Tensor:
     """The cost of rebuilding ``value``, over the cells that are seen.
 
     Numbers are in units of the column's spread, for a cost that the user gave in the column's own.
     """
-    chosen = DEFAULT_COSTS[mechanism.space.cost] if cost is None else as_cost(cost)
-    if mechanism.space.is_discrete:
+    chosen = DEFAULT_COSTS[space.cost] if cost is None else as_cost(cost)
+    if space.is_discrete:
         return chosen.between(value, rebuilt) * mask[..., 0]
-    seen = mask.to(value) if cost is not None else mask.to(value) / spread
+    seen = mask.to(value) if cost is not None else mask.to(value) / unit
     return chosen.between(value * seen, rebuilt * seen)
 
 

@@ -62,14 +62,6 @@ class Steps:
         lags = [edge for edge in self.structure.graph.lags if edge.parent in drawn]
         return {**drawn, **{lag_name(e.parent, e.by): self.lagged(drawn[e.parent], e.by) for e in lags}}
 
-    def made(self, name: str) -> Tensor:
-        """Steps (M,) that a mechanism makes, all of whose observed parents are seen."""
-        made = self.structure.makes(name, self.times)
-        for parent, _ in self.structure.mechanisms[name].family.parents:
-            if parent in self.mask:
-                made = made & self.mask[parent][0].all(-1)
-        return made
-
     def chain(self, categories: tuple[str, ...], copies: int = 1) -> Chain:
         """Several copies of all steps, each a set of sequences of its own on which hidden categories are a chain.
 
@@ -216,7 +208,7 @@ def _log_density(naturals: Naturals, steps: Steps, values: Mapping[str, Tensor],
             continue
         seen = steps.mask[base].unsqueeze(1) if base in steps.mask else None
         log_p = mechanism.log_prob(naturals[name], values[base], structure.parents(name, values), seen)
-        total = total + torch.where(steps.made(name), log_p, 0.0).sum(-1)
+        total = total + torch.where(structure.explains(name, steps.times, steps.mask), log_p, 0.0).sum(-1)
     return total
 
 

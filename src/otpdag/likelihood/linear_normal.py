@@ -382,12 +382,7 @@ def _cholesky(matrices: Array) -> Array:
 
 
 def structural_equations(
-    structure: Structure,
-    shapes: Shapes,
-    cells: Sequence[tuple[str, int]],
-    shift: Array,
-    shown: Flags,
-    second: Array,
+    structure: Structure, shapes: Shapes, cells: Sequence[tuple[str, int]], shift: Array, shown: Flags, second: Array
 ) -> StructuralEquations:
     """Write normal nodes down as equations of their numbers, the ``cells`` of nodes, where moments have these.
 

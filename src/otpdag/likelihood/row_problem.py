@@ -118,9 +118,7 @@ class GraphProblem(TableRows):
     def _rows_of_networks(self) -> Tensor | None:
         """Rows that show all that networks join, if there are others, and more of them than parameters."""
         nodes = {node for one in self.networks for node in (one, *self.structure.graph.parents(one))}
-        if not nodes or not nodes <= self.batch.mask.keys():
-            return None
-        shown = torch.stack([self.batch.mask[node][0].all(-1) for node in sorted(nodes)]).all(0)
+        shown = self.batch.shows(nodes)
         parameters = sum(math.prod(shape) for shape in self.shapes.values())
         return shown.nonzero().flatten() if parameters < int(shown.sum()) < self.rows else None
 
@@ -255,9 +253,7 @@ class GraphProblem(TableRows):
         """What rows that show a node and its parents tell of its parameters (R, p, p); None where no row does."""
         mechanism, keys = self.structure.mechanisms[node], self.structure.keys[node]
         family = (node, *(name for name, _ in mechanism.family.parents))
-        if not set(family) <= set(self.batch.values):
-            return None
-        rows = torch.stack([self.batch.mask[name][0].all(-1) for name in family]).all(0).nonzero()[:1000, 0]
+        rows = self.batch.shows(family).nonzero()[:1000, 0]
         if not len(rows):
             return None
         own, *parents = (self.batch.values[name][0, rows] for name in family)

@@ -353,7 +353,6 @@ def rows_by_states(structure: Structure, batch: Batch, shapes: Shapes, seed: int
 
 def _reader(structure: Structure, batch: Batch) -> StateReader | None:
     """How rows are read, tried by those with gaps."""
-    gaps = torch.stack([~seen[0].all(-1) for seen in batch.mask.values()]).any(0)
-    tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(gaps)[:, 0]]))
+    tried = batch.take(torch.cat([torch.arange(2), torch.nonzero(~batch.shows(batch.mask))[:, 0]]))
     values, mask = ({name: one[0] for name, one in held.items()} for held in (tried.values, tried.mask))
     return StateReader.of(structure, joint_states(structure, structure.hidden_categories), values, mask)

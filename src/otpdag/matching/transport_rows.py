@@ -165,7 +165,7 @@ class TransportRows(TableRows):
     @cached_property
     def _seen(self) -> Tensor:
         """Which rows have no gap (N,)."""
-        return torch.stack([mask[0].all(-1) for mask in self.batch.mask.values()]).all(0)
+        return self.batch.shows(self.batch.mask)
 
     @property
     def _is_sliced(self) -> bool:

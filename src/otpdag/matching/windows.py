@@ -172,7 +172,7 @@ def _points(
 def _whole_windows(batch: SequenceBatch, chosen: Tensor, length: int, seed: int) -> Tensor:
     """Steps at which windows begin that end within their sequence and have no gap; of many, random ones."""
     left = batch.lengths.repeat_interleave(batch.lengths) - batch.times
-    seen = torch.stack([mask[0].all(-1) for mask in batch.steps.mask.values()]).all(0)
+    seen = batch.steps.shows(batch.steps.mask)
     reach = seen.long().cumsum(0)
     end = (torch.arange(len(seen)) + length - 1).clamp(max=len(seen) - 1)
     whole = reach[end] - reach + seen.long() == length

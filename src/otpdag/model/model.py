@@ -608,13 +608,7 @@ class Model(ModelBase):
         return self._table(one_hot, index)
 
     def impute(
-        self,
-        data: SequenceTable,
-        *,
-        seed: int = 0,
-        draws: int = 100,
-        random: bool = False,
-        partial: bool = False,
+        self, data: SequenceTable, *, seed: int = 0, draws: int = 100, random: bool = False, partial: bool = False
     ) -> pd.DataFrame:
         """Fill missing cells: with the posterior mean of numbers and the likeliest category, or with one random draw.
 

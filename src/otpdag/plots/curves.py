@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from otpdag.choice import COLUMNS, Selection
 from otpdag.engine.monitor import Stage
@@ -191,12 +191,7 @@ def plot_selection(selection: Selection, *, ax: Axes | None = None) -> Figure:
 
 
 def plot_forecast(
-    forecast: pd.DataFrame,
-    node: str,
-    *,
-    history: npt.ArrayLike | None = None,
-    sequence: int = 0,
-    ax: Axes | None = None,
+    forecast: pd.DataFrame, node: str, *, history: ArrayLike | None = None, sequence: int = 0, ax: Axes | None = None
 ) -> Figure:
     """Draw the forecast of one number with its interval, after what was seen of it.
 
@@ -230,11 +225,11 @@ def plot_forecast(
 
 
 def plot_segments(
-    values: npt.ArrayLike,
-    states: npt.ArrayLike,
+    values: ArrayLike,
+    states: ArrayLike,
     *,
-    times: npt.ArrayLike | None = None,
-    levels: npt.ArrayLike | None = None,
+    times: ArrayLike | None = None,
+    levels: ArrayLike | None = None,
     names: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from pandas.util import hash_array
 from torch import Tensor
 
@@ -32,7 +32,7 @@ from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import Array, Flags, Ints, first_connected, joint_one_hot
 from otpdag.structure import Structure
 
-Hashes = npt.NDArray[np.uint64]
+Hashes = NDArray[np.uint64]
 
 SMALLEST_WINDOW = 8  # points of a count that was never seen above zero
 

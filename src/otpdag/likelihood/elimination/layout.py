@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from otpdag.data import Batch
@@ -366,7 +366,7 @@ def _step(sizes: Sizes, messages: Source, parts: Sequence[tuple[Mapping[Axes, li
     return Step(sizes, rows, messages.start, _joined(variables), _joined(separators))
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]]) -> Tensor:
+def _joined(parts: Sequence[NDArray[Any]]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64))
 
 
