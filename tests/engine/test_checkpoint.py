@@ -3,7 +3,8 @@
 import os
 import random
 import threading
-from functools import partial
+from functools import lru_cache, partial, partialmethod
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -351,10 +352,17 @@ def test_a_table_in_parts_is_read_through():
     assert of(frames) != of([frames[0].assign(k=["a", "a"]), frames[1]])
 
 
+class KnownByName:
+    def __reduce__(self):
+        return "somewhere"
+
+
 def test_a_value_that_cannot_be_looked_into_is_an_error():
     for value in ((n for n in range(2)), threading.Lock()):
         with pytest.raises(DataError, match=f"it cannot look into {type(value).__name__}"):
             fingerprint({"settings": [value]})
+    with pytest.raises(DataError, match=r"cannot look into .*KnownByName.*, which is known by its name alone"):
+        fingerprint({"settings": [KnownByName()]})
     around = []
     around.append(around)
     with pytest.raises(DataError, match="a part of itself"):
@@ -376,10 +384,29 @@ def test_equal_contents_have_one_fingerprint_and_others_another():
         exec("def f(x):\n    return (lambda: FACTOR * x)()", own)
         return own["f"]
 
+    def of_a_module(factor):
+        own = ModuleType("of_the_users_own")
+        exec(f"FACTOR = {factor}\ndef scaled(x):\n    return FACTOR * x", vars(own))
+        calls = {"own": own}
+        exec("def f(x):\n    return own.scaled(x)", calls)
+        return calls["f"]
+
+    def of_a_class(factor):
+        class Scaled:
+            def by(self, factor):
+                return factor
+
+            twice = partialmethod(by, factor)
+            read = property(lambda self: 1, lambda self, value: setattr(self, "value", factor))
+
+        return Scaled
+
     def levels(*order, ordered=False):
         return pd.DataFrame({"k": pd.Categorical(["low", "high"], categories=order, ordered=ordered)})
 
     different = [
+        *(of_a_module(1.0), of_a_module(2.0), lru_cache(scaled(1)), lru_cache(scaled(2)), of_a_class(1), of_a_class(2)),
+        *(lambda x, y: x, lambda y, x: y),  # what is called by names depends on them
         *(inside(1.0), inside(2.0), torch.ones(2).bfloat16(), 2 * torch.ones(2).bfloat16(), torch.eye(2).to_sparse()),
         *(levels("low", "high"), levels("high", "low"), levels("low", "high", ordered=True)),
         *(pd.DataFrame({1: [1]}), pd.DataFrame({"1": [1]})),

@@ -7,6 +7,7 @@ A value is walked down to numbers and text. What the walk does not know says its
 from __future__ import annotations
 
 import copyreg
+import functools
 import hashlib
 import inspect
 import sys
@@ -121,23 +122,36 @@ def _of_part(part: pd.DataFrame, number: int) -> bytes:
 def _pieces_of_code(value: Any) -> Iterator[Any]:
     """A name; of an installed package also its version, of other code that code and the values that it refers to."""
     if isinstance(value, types.CodeType):
-        yield [value.co_code, value.co_names, value.co_consts]
+        yield [value.co_code, value.co_names, value.co_varnames, value.co_consts]
         return
     module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__ or "builtins"
     yield f"{module}.{getattr(value, '__qualname__', '')}"
-    package = sys.modules.get(module.partition(".")[0])
-    installed = "site-packages" in (getattr(package, "__file__", None) or "")
     # what is compiled from text says that it belongs to builtins
     made_here = isinstance(value, types.FunctionType) and module == "builtins"
-    if not made_here and (installed or module.partition(".")[0] in {*sys.stdlib_module_names, "otpdag"}):
-        yield str(getattr(package, "__version__", ""))
+    if not made_here and _is_installed(module):
+        yield str(getattr(sys.modules.get(module.partition(".")[0]), "__version__", ""))
     elif isinstance(value, types.FunctionType):
-        shared, names = value.__globals__, sorted(set(_names_in(value.__code__)))
         yield [value.__code__, value.__defaults__, value.__kwdefaults__, inspect.getclosurevars(value).nonlocals]
-        yield {name: shared[name] for name in names if name in shared}
+        yield dict(_referred_to(value.__globals__, frozenset(_names_in(value.__code__))))
     elif isinstance(value, type):
         own = {name: _inner(item) for name, item in vars(value).items() if name != "_abc_impl"}
-        yield [value.__bases__, {name: item for name, item in own.items() if name[:2] != "__" or callable(item)}]
+        yield [value.__bases__, {name: item for name, item in own.items() if name[:2] != "__" or callable(item[0])}]
+
+
+def _is_installed(module: str) -> bool:
+    """Whether its version says what a module does: packages, Python's own, ours."""
+    package = module.partition(".")[0]
+    place = getattr(sys.modules.get(package), "__file__", None) or ""
+    return "site-packages" in place or "dist-packages" in place or package in {*sys.stdlib_module_names, "otpdag"}
+
+
+def _referred_to(space: Mapping[str, Any], names: frozenset[str], within: str = "") -> Iterator[tuple[str, Any]]:
+    """What code with these names finds in a module, and in modules of the user's own that are known there."""
+    for name in sorted(names & space.keys()):
+        item = space[name]
+        yield within + name, item
+        if isinstance(item, types.ModuleType) and not _is_installed(item.__name__):
+            yield from _referred_to(vars(item), names - {name}, f"{within}{name}.")
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -147,9 +161,14 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
         yield from _names_in(one) if isinstance(one, types.CodeType) else ()
 
 
-def _inner(member: Any) -> Any:
-    """The function behind a property or a method of a class."""
-    return next((getattr(member, name) for name in ("fget", "__func__", "func") if hasattr(member, name)), member)
+def _inner(member: Any) -> list[Any]:
+    """A member of a class: of properties and methods what is behind them."""
+    if not isinstance(
+        member, property | classmethod | staticmethod | functools.partialmethod | functools.cached_property
+    ):
+        return [member]
+    behind = ("fget", "fset", "__func__", "func", "args", "keywords")
+    return [getattr(member, name) for name in behind if hasattr(member, name)]
 
 
 def _pieces_by_itself(value: Any) -> Iterator[Any]:
@@ -162,5 +181,9 @@ def _pieces_by_itself(value: Any) -> Iterator[Any]:
             f"a checkpoint needs to know all that a fit depends on; it cannot look into {type(value).__name__} "
             f"{value!r:.60}: {error}"
         ) from None
-    for piece in rebuilt if isinstance(rebuilt, tuple) else (rebuilt,):
+    if isinstance(rebuilt, str):  # no more than a name, which tells all where a version does, or code that it wraps
+        if not _is_installed(type(value).__module__):
+            raise DataError(f"a checkpoint cannot look into {value!r:.60}, which is known by its name alone")
+        rebuilt = (rebuilt, getattr(value, "__wrapped__", None))
+    for piece in rebuilt:
         yield list(piece) if isinstance(piece, Iterator) else piece
