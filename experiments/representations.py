@@ -25,6 +25,7 @@ from experiments.registry import Page, Run, Scale
 from otpdag.cli.console import say
 from otpdag.errors import DataError
 from otpdag.estimators import VectorQuantizedAutoencoder
+from otpdag.files import replacing
 
 Bytes = NDArray[np.uint8]
 
@@ -137,14 +138,15 @@ def images_of(name: str, size: Size, scale: Scale) -> ImageSet:
 def part(run: Run, images: ImageSet, method: str, size: Size) -> Part:
     """The fit of one method to one data set, taken from the folder if the run is resumed and it is there."""
     path = checkpoint(run, images, method).with_suffix(".npz")
-    if run.resume and path.is_file():
+    if run.has(path):
         with np.load(path) as held:
             return Part(held["rebuilt"], held["codes"], float(held["seconds"]))
     began = time.process_time()
     fitted = fit(run, images, method, size)
     seconds = time.process_time() - began
     made = Part(as_bytes(fitted.reconstruct(images.test)), np.asarray(fitted.encode(images.test)), seconds)
-    np.savez_compressed(path, rebuilt=made.rebuilt, codes=made.codes.astype(np.int16), seconds=seconds)
+    with replacing(path) as file:
+        np.savez_compressed(file, rebuilt=made.rebuilt, codes=made.codes.astype(np.int16), seconds=seconds)
     checkpoint(run, images, method).unlink(missing_ok=True)
     return made
 
@@ -155,7 +157,7 @@ def fit(run: Run, images: ImageSet, method: str, size: Size) -> Autoencoder:
     say(f"{chosen.title} on {DATASETS[images.name]}: {len(images.train):,} images, {size.epochs} epochs")
     unfinished = checkpoint(run, images, method)
     unfinished.parent.mkdir(exist_ok=True)
-    if not run.resume:
+    if not run.has(unfinished):
         unfinished.unlink(missing_ok=True)
     return chosen.fit(images.train, size, run.seed, unfinished)
 

@@ -17,6 +17,8 @@ from typer.testing import CliRunner, Result
 
 from otpdag import engine
 from otpdag.cli import app, fit_command
+from otpdag.engine import checkpoint
+from otpdag.errors import DataError
 from otpdag.files import only_writer
 
 MODEL = "{edges: [[k, x], [k, n]], hidden: [k], nodes: {k: {type: Categorical, size: 2}, n: Poisson}}"
@@ -153,6 +155,16 @@ def test_a_fit_that_begins_anew_gives_an_earlier_checkpoint_back_if_it_comes_to_
     assert kept.read_bytes() == earlier
     assert fit(factory, "run", "--force").exit_code == 0
     assert sorted(path.name for path in factory.iterdir() if "checkpoint" in path.name) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_once(factory, monkeypatch):
+    def fail(path, *_: object) -> None:
+        raise DataError(f"{str(path)!r} cannot be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "write_bundle", fail)
+    result = fit(factory, "run")
+    assert result.exit_code == 0
+    assert result.stderr.count("cannot be written") == 1
 
 
 def test_one_process_writes_to_a_folder_at_a_time(factory):

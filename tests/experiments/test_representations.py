@@ -11,6 +11,7 @@ from experiments.image_features import train_judge
 from experiments.image_quality import psnr
 from experiments.image_sets import ImageSet
 from experiments.registry import Run, Scale, registered
+from otpdag.errors import DataError
 
 
 class Mosaic:
@@ -112,6 +113,33 @@ def test_a_method_whose_library_is_missing_is_left_out(made_up, tmp_path, monkey
     table4.table4(Run(tmp_path, seed=103, scale=Scale.QUICK))
     assert made_up[1] == ["vq_vae", "vq_vae_ema", "ours", "paper"] * 2
     assert "it needs no_such_library, of the extra `bench`" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_another_run_left_is_not_taken_and_a_part_is_written_in_one_step(made_up, tmp_path, monkeypatch):
+    """A run that began after the parts in its folder were made, and went on, would report theirs for its own."""
+    images, fitted = made_up
+    size = replace(representations.QUICK, codes=16)
+    earlier = Run(tmp_path, seed=101, scale=Scale.QUICK)
+    representations.part(earlier, images, "fsq", size)
+    kept = (tmp_path / "parts" / "mnist-fsq-quick-101.npz").read_bytes()
+    unfinished = representations.checkpoint(earlier, images, "ours")
+    unfinished.write_text("of the earlier run")
+    later = replace(earlier, resume=True, begun=int(unfinished.stat().st_mtime) + 1)
+
+    def full(file, **arrays):
+        file.write(kept[:20])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez_compressed", full)
+        with pytest.raises(DataError, match="No space left"):
+            representations.part(later, images, "fsq", size)
+    assert (tmp_path / "parts" / "mnist-fsq-quick-101.npz").read_bytes() == kept
+    assert fitted == ["fsq", "fsq"]
+    representations.fit(later, images, "ours", size)
+    assert not unfinished.exists()
+    representations.part(replace(later, begun=0), images, "fsq", size)
+    assert fitted == ["fsq", "fsq", "ours"]  # what the run made itself is read
 
 
 def test_sheets_of_reconstructions_are_drawn(made_up, tmp_path):

@@ -123,8 +123,8 @@ def _fit_into(
         c.note_written(folder)
         ended = result.status.converged or result.status.failed
         _close_checkpoint(checkpoint, could_go_on=options["time_limit"] is not None and not ended)
-    for message in (*doubts, *caught):
-        c.warn(str(message.message))
+    for message in dict.fromkeys(str(one.message) for one in (*doubts, *caught)):
+        c.warn(message)
     if not quiet:
         print_fit(result, bounds)
         c.say(f"wrote {', '.join(written)} to {folder}; a page about it: otpdag report {folder}")
