@@ -20,10 +20,13 @@ def made():
 
 
 @pytest.fixture(scope="module")
-def fitted():
-    model = made()
-    otp.fit(model, TABLE, seed=0, restarts=1)
-    return model
+def result():
+    return otp.fit(made(), TABLE, seed=0, restarts=1)
+
+
+@pytest.fixture(scope="module")
+def fitted(result):
+    return result.model
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,8 @@ def fitted():
         (lambda one: one.sample("a", seed=0), "rows must be a whole number of at least 1; got 'a'"),
         (lambda one: one.sample(1.5, seed=0), "rows must be a whole number of at least 1; got 1.5"),
         (lambda one: one.sample(True, seed=0), "rows must be a whole number of at least 1; got True"),
+        (lambda one: one.sample(2**63, seed=0), r"rows must be below 2\^63; got 9223372036854775808"),
+        (lambda one: one.impute(TABLE, draws=10**9), r"at most 2\^31 cells.*; got 120000000000: draw fewer"),
         (lambda one: one.sample(3, seed=None), "seed must be a non-negative integer below 2.63; got None"),
         (lambda one: one.sample(3, seed=2**70), "seed must be a non-negative integer below 2.63"),
         (lambda one: one.sample(3, seed=-1), "seed must be a non-negative integer below 2.63; got -1"),
@@ -56,12 +61,70 @@ def fitted():
         (lambda one: made().set_params({"x": {"loc": 1j}}), "parameter 'loc' of node 'x' must be numbers; got 1j"),
         (lambda one: otp.fit(made(), TABLE, callbacks=5), "callbacks must be functions of a record; got 5"),
         (lambda one: otp.fit(made(), TABLE, callbacks=[5]), r"callbacks must be functions of a record; got \[5\]"),
+        (lambda one: one.query("n", given=TABLE.iloc[0]), "given must give values by name, as a dict does; got x"),
+        (lambda one: one.query("n", do=np.ones(3)), "do must give values by name, as a dict does; got array"),
+        (lambda one: one.effect("x", np.ones(3)), r"there is no node array\(\[1., 1., 1.\]\); the model has 'x'"),
+        (lambda one: one.query(["x", ["n"]]), r"there is no node \['n'\]; the model has 'x'"),
+        (
+            lambda one: one.score(TABLE, kind=np.ones(3)),
+            "kind must be one of None, 'transport', 'likelihood'; got array",
+        ),
+        (
+            lambda one: one.set_params(one.params(), labels=5),
+            "labels must give values by name.*; got 5",
+        ),
+        (lambda one: otp.Model.from_frame(one.graph, TABLE, hidden=5), "hidden must give values by name.*; got 5"),
+        (lambda one: otp.score_to(5, "a.parquet", "b.parquet"), "model must be an otp.Model.*; got int"),
+        (lambda one: otp.SearchSchedule(alternative_steps=5), "alternative_steps must be a list of numbers; got 5"),
+        (lambda one: otp.RobustOptions(tails=("a",)), "tails must be a number; got 'a'"),
+        (lambda one: otp.divergences.Sinkhorn("a"), "`epsilon` must be a number; got 'a'"),
+        (
+            lambda one: otp.divergences.MMD(bandwidth=[1]),
+            r"`bandwidth` must be 'median' or a positive number; got \[1\]",
+        ),
+        (lambda one: otp.divergences.MMD(scales=5), "`scales` must be a list of numbers; got 5"),
+        (lambda one: otp.costs.SmoothL1("a"), "`beta` must be a number; got 'a'"),
+        (lambda one: otp.ridge(1.0, [1]), r"centre must be a number; got \[1\]"),
+        (lambda one: otp.transport(costs=5), "costs must give values by name, as a dict does; got 5"),
+        (lambda one: m.from_spec(5), "spec must give values by name, as a dict does; got 5"),
         (lambda one: otp.fit(made(), TABLE, course=5), "course must be an otp.SearchSchedule; got 5"),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(fitted, ask, message):
     with pytest.raises(otp.ModelError, match=message):
         ask(fitted)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda one: one.intervals(draws=1.5), "draws must be a whole number of at least 10; got 1.5"),
+        (lambda one: one.intervals(seed=-1), "seed must be a non-negative integer"),
+        (lambda one: one.bootstrap(jobs=0), "jobs must be a whole number of at least 1; got 0"),
+        (lambda one: one.transport(TABLE, rows="a"), "rows must be a whole number of at least 1; got 'a'"),
+        (lambda one: one.transport(TABLE, seed="a"), "seed must be a non-negative integer"),
+        (lambda one: one.transport(TABLE, etas=5), "etas must be a list of numbers; got 5"),
+        (lambda one: one.term([], "x"), r"parent must be a number that node \[\] reads, of \[\]; got 'x'"),
+    ],
+)
+def test_a_result_refuses_what_makes_no_sense(result, ask, message):
+    with pytest.raises(otp.ModelError, match=message):
+        ask(result)
+
+
+def test_futures_and_sequences_refuse_what_makes_no_sense():
+    series = otp.Sequences(pd.DataFrame({"x": TABLE["x"]}))
+    model = otp.Model(otp.Graph([otp.lag("x", "x")]), {"x": m.Normal()})
+    result = otp.fit(model, series)
+    for ask in (model.forecast, result.forecast):
+        with pytest.raises(otp.ModelError, match=r"seed must be a non-negative integer below 2.63; got 'a'"):
+            ask(series, 2, seed="a")
+    with pytest.raises(otp.ModelError, match="do must give values by name, as a dict does; got 5"):
+        model.sample(1, seed=0, length=3, do=5)
+    with pytest.raises(otp.GraphError, match=r"node \['x'\] is not in the graph"):
+        model.identified(["x"], "x")
+    with pytest.raises(otp.DataError, match=r"time must name a column; got \[\]"):
+        otp.fit(model, otp.Sequences(TABLE, time=[]))
 
 
 def test_values_that_a_node_cannot_have_are_told_by_the_name_of_the_argument():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from otpdag.errors import DataError, ModelError, check_choice, check_share
+from otpdag.errors import DataError, ModelError, check_choice, check_positive, check_share
 from otpdag.spaces import CostKind
 
 __all__ = [
@@ -128,8 +128,7 @@ class SmoothL1(AbstractCost):
 
     def __post_init__(self) -> None:
         """Check the option."""
-        if not self.beta > 0:
-            raise ModelError(f"`beta` must be positive; got {self.beta}")
+        check_positive("`beta`", self.beta)
 
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Compare value by value."""

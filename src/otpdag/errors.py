@@ -108,6 +108,8 @@ def check_count(name: str, value: object, least: int = 1) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
         raise ModelError(f"{name} must be a whole number of at least {least}; got {value!r:.100}")
+    if int(value) >= 2**63:
+        raise ModelError(f"{name} must be below 2^63; got {value!r:.100}")
     return int(value)
 
 
@@ -123,6 +125,21 @@ def check_number(name: str, value: object, least: float = -math.inf) -> None:
     if isinstance(value, bool) or not isinstance(value, Real) or (least > -math.inf and not float(value) >= least):
         bound = "" if least == -math.inf else f" of at least {least:g}"
         raise ModelError(f"{name} must be a number{bound}; got {value!r:.100}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Refuse what is no number above zero."""
+    check_number(name, value)
+    if not float(value) > 0:  # type: ignore[arg-type]
+        raise ModelError(f"{name} must be positive; got {value!r}")
+
+
+def check_numbers(name: str, values: object, least: float = -math.inf) -> None:
+    """Refuse what is no list of numbers of at least ``least``."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ModelError(f"{name} must be a list of numbers; got {values!r:.100}")
+    for value in values:
+        check_number(name, value, least)
 
 
 _is_late: ContextVar[Callable[[], bool] | None] = ContextVar("is_late", default=None)
@@ -182,16 +199,18 @@ def check_seconds(name: str, seconds: object) -> None:
 
 def check_choice(name: str, value: object, allowed: Sequence[str | None]) -> None:
     """Refuse all but some names."""
-    if value not in allowed:
-        raise ModelError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+    if not isinstance(value, str | None) or value not in allowed:
+        raise ModelError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r:.100}")
 
 
-def check_mapping(name: str, values: object) -> Mapping[Any, Any]:
-    """Values by name; everything else is refused.
+def check_mapping(name: str, values: object, *, optional: bool = False) -> Mapping[Any, Any]:
+    """Values by name; everything else is refused, but None where they are optional.
 
-    >>> check_mapping("do", {"x": 1.0})
-    {'x': 1.0}
+    >>> check_mapping("do", {"x": 1.0}), check_mapping("do", None, optional=True)
+    ({'x': 1.0}, {})
     """
+    if optional and values is None:
+        return {}
     if not isinstance(values, Mapping):
         raise ModelError(f"{name} must give values by name, as a dict does; got {values!r:.100}")
     return values

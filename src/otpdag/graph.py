@@ -341,8 +341,8 @@ class Graph:
         return cls([*state["edges"], *lags], nodes=state["nodes"], hidden=state["hidden"])
 
     def _known(self, node: str) -> str:
-        if node not in self._parents:
-            raise GraphError(f"node {node!r} is not in the graph; the nodes are {listed(self.nodes, most=10)}")
+        if not isinstance(node, str) or node not in self._parents:
+            raise GraphError(f"node {node!r:.100} is not in the graph; the nodes are {listed(self.nodes, most=10)}")
         return node
 
     def _ordered(self, names: set[str]) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ def test_rotations_are_those_of_statsmodels():
     ours = rotated_loadings(model.fitted, "varimax").loadings.to_numpy()
     np.testing.assert_allclose(ours @ ours.T, loadings @ loadings.T, atol=1e-10)
     np.testing.assert_allclose(_sorted(ours), _sorted(theirs), atol=1e-3)
+    np.testing.assert_array_equal(np.abs(ours), _sorted(ours))  # the factor that explains most comes first
+    assert (ours.sum(0) > 0).all()
     theirs, _ = rotation.rotate_factors(loadings, "quartimin")
     turned = rotated_loadings(model.fitted, "oblimin")
     ours, correlations = turned.loadings.to_numpy(), turned.correlations.to_numpy()

@@ -53,7 +53,7 @@ def test_a_mixture_keeps_its_labels_over_the_draws(method):
 
 def test_what_gives_no_interval_is_refused():
     _, _, result = regression(rows=60)
-    with pytest.raises(otp.ModelError, match="draws must be at least 10; got 3"):
+    with pytest.raises(otp.ModelError, match="draws must be a whole number of at least 10; got 3"):
         result.intervals(draws=3)
     with pytest.raises(otp.ModelError, match="level must lie between 0 and 1; got 90"):
         result.intervals(level=90)

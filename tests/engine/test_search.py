@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from otpdag.engine import EM, Adam, Deterministic, Run, SearchSchedule, search
+from otpdag.engine.search import _unfinished
 from otpdag.errors import ModelError
 from otpdag.problem import LossTerms
 from tests.bowls import ALL, Bowls, at, quiet
@@ -48,11 +49,20 @@ def test_stages_that_may_be_left_out_are_not_negative(name):
 
 
 def test_alternatives_take_at_least_a_step():
-    with pytest.raises(ModelError, match=r"alternative_steps must be at least 1; got \(3, 6, 0\)"):
+    with pytest.raises(ModelError, match="alternative_steps must be a number of at least 1; got 0"):
         SearchSchedule(alternative_steps=(3, 6, 0))
 
 
 # -- the course of a search, on problems that are small enough to know what must happen -------------------------------
+
+
+def test_a_run_without_time_for_its_first_step_is_where_it_began_and_knows_no_loss():
+    began = _unfinished(Run(Bowls(2), at(1.0, 2.0), 5), [])
+    assert torch.equal(began.point, at(1.0, 2.0))
+    assert bool(torch.isnan(began.loss).all())
+    assert not began.converged.any()
+    assert not began.failed.any()
+    assert began.steps == 0
 
 
 # -- the best is kept -------------------------------------------------------------------------------------------------

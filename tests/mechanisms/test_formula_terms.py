@@ -208,6 +208,12 @@ def test_a_table_that_rows_cannot_tell_is_named_with_what_to_write():
     assert not any("joint states" in note for note in less.notes)
 
 
+def test_a_curve_has_at_most_a_hundred_pieces():
+    m.Normal(terms="spline(load, 100) + season + town").setup(FAMILY)
+    with pytest.raises(ModelError, match="'spline\\(load, 101\\)' in its terms is no number"):
+        m.Normal(terms="spline(load, 101) + season + town").setup(FAMILY)
+
+
 def test_functions_of_numbers_are_numbers_and_bare_functions_are_refused():
     family = m.Family("y", (("x", Real()),))
     parents = {"x": torch.tensor([[[3.0]]])}

@@ -190,7 +190,7 @@ def _scores(fitted: Fitted, values: Mapping[str, Tensor], share: Tensor) -> dict
             density = mechanism.log_prob(naturals[node], values[node], structure.parents(node, values))
             total = total + (density.mean(-1) * (share if node in structure.shared else 1.0)).sum()
     keys = list(raw)
-    if not keys or not total.requires_grad:
+    if not total.requires_grad:
         return {}
     slopes = torch.autograd.grad(total, [raw[key] for key in keys], allow_unused=True)
     return {key: slope.flatten(1).nan_to_num() for key, slope in zip(keys, slopes, strict=True) if slope is not None}

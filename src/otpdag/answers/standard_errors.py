@@ -315,7 +315,7 @@ def slopes_of(numbers: Callable[[Tensor], Tensor], point: Tensor, moved: Tensor,
     """
     made, group = [point[:0]], apart(moved.float() @ moved.float().T > 0)
     for own in group.unique().split(most):
-        leaf = point.detach().expand(len(own), -1).clone().requires_grad_()
+        leaf = point.expand(len(own), -1).clone().requires_grad_()
         value = numbers(leaf)[own.unsqueeze(1) == group].sum()
         made += torch.autograd.grad(value, leaf) if value.requires_grad else [torch.zeros_like(leaf)]
     return torch.cat(made)[group].where(moved, 0.0)
@@ -369,10 +369,10 @@ def term_curve(fitted: Fitted, problem: Problem, node: str, parent: str, *, leve
 
     on the scale of the link, where c are the means of the other numbers, and the first of the categories.
     """
-    mechanism, batch = problem.structure.mechanisms.get(node), getattr(problem, "batch", None)
+    mechanism, batch = problem.structure.mechanisms.get(str(node)), getattr(problem, "batch", None)
     batch = batch.steps if isinstance(batch, SequenceBatch) else batch
     names = [name for name, _ in mechanism.family.continuous] if isinstance(mechanism, Predicted) else []
-    if not isinstance(mechanism, Predicted) or parent not in names or not isinstance(batch, Batch):
+    if not isinstance(mechanism, Predicted) or str(parent) not in names or not isinstance(batch, Batch):
         raise ModelError(f"parent must be a number that node {node!r} reads, of {names}; got {parent!r}")
     given: dict[str, Tensor] = {}
     for name, space in mechanism.family.parents:

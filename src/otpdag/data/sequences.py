@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -199,7 +199,7 @@ def _from_frame(
     frame: pd.DataFrame, sequence: str | None, time: str | None
 ) -> tuple[pd.DataFrame, Lengths, pd.Index | None]:
     for argument, name in (("sequence", sequence), ("time", time)):
-        if name is not None and name not in frame.columns:
+        if name is not None and (not isinstance(name, Hashable) or name not in frame.columns):
             raise DataError(f"{argument} must name a column; got {name!r}, the table has {list(frame.columns)}")
     keys = [name for name in (sequence, time) if name is not None]
     check_once(frame, keys)

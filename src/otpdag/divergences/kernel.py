@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from otpdag.costs import Euclidean, SquaredEuclidean
 from otpdag.divergences.base import AbstractDivergence, is_uniform, pair_mean, self_mean
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_numbers
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class MMD(AbstractDivergence):
         """Check the options."""
         if not callable(self.kernel):
             raise ModelError(f"`kernel` must be a function of squared distances; got {self.kernel!r}")
-        if not (self.bandwidth == "median" if isinstance(self.bandwidth, str) else self.bandwidth > 0):
+        check_numbers("`scales`", self.scales)
+        width: Any = self.bandwidth
+        if not (width == "median" if isinstance(width, str) else isinstance(width, Real) and float(width) > 0):
             raise ModelError(f"`bandwidth` must be 'median' or a positive number; got {self.bandwidth!r}")
         if not self.scales or not all(scale > 0 for scale in self.scales):
             raise ModelError(f"`scales` must hold positive numbers; got {self.scales}")

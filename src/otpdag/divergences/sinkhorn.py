@@ -11,7 +11,7 @@ from torch import Tensor
 
 from otpdag.costs import AbstractCost, PointFunction, SquaredEuclidean, as_cost
 from otpdag.divergences.base import AbstractDivergence, fill_weights, pair_mean, require_finite, weigh_rows
-from otpdag.errors import ConvergenceWarning, ModelError, check_count
+from otpdag.errors import ConvergenceWarning, check_count, check_positive
 
 BLOCK = 10  # sweeps between two absorptions of the scalings
 NEGLIGIBLE = -70.0  # logarithm of a share of mass that no precision sees
@@ -70,9 +70,8 @@ class Sinkhorn(AbstractDivergence):
         """Check the options."""
         as_cost(self.cost)
         for name in ("epsilon", "tolerance", "unbalanced"):
-            value = getattr(self, name)
-            if not (value is None or value > 0):
-                raise ModelError(f"`{name}` must be positive; got {value}")
+            if getattr(self, name) is not None or name != "unbalanced":
+                check_positive(f"`{name}`", getattr(self, name))
         check_count("iterations", self.iterations)
 
     def forward(self, x: Tensor, y: Tensor, a: Tensor, b: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -12,7 +12,7 @@ from otpdag.divergences import Energy, Wasserstein
 from otpdag.divergences.base import AbstractDivergence
 from otpdag.engine.adam import Adam
 from otpdag.engine.optimiser import EM, Deterministic, Optimiser
-from otpdag.errors import ModelError, check_choice
+from otpdag.errors import ModelError, check_choice, check_mapping
 from otpdag.learned.algorithm import Drawn, MapFactory
 from otpdag.learned.autoencoder import Encoded
 from otpdag.learned.paper_topics import PaperTopics
@@ -178,7 +178,7 @@ def transport(
     if route == "direct":
         if any(setting is not None for setting in (batch_size, learning_rate, hidden_layers)):
             raise ModelError("batch_size, learning_rate and hidden_layers are of the route 'backward': leave them out")
-        direct = Direct(divergence, costs or {}, unmatched, points=points)
+        direct = Direct(divergence, check_mapping("costs", costs, optional=True), unmatched, points=points)
         return Method(
             "transport",
             Objective(reconstruction=0.0, direct=direct),
@@ -238,7 +238,7 @@ def paper(
         temperature=temperature,
         batch_size=batch_size,
         hidden_layers=hidden_layers,
-        costs=costs or {},
+        costs=check_mapping("costs", costs, optional=True),
         backward=backward,
     )
     rate = learning_rate if callable(learning_rate) else Constant(learning_rate)

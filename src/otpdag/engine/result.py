@@ -48,7 +48,15 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_share, listed
+from otpdag.errors import (
+    ConvergenceWarning,
+    ModelError,
+    check_choice,
+    check_count,
+    check_seed,
+    check_share,
+    listed,
+)
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import Array, Ints, at_work
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
@@ -207,8 +215,9 @@ class FitResult:
     def _resampled(self, who: str, draws: int, seed: int, jobs: int) -> tuple[Units, Tensor, Tensor]:
         """The problem in units, where fits of resampled units ended (draws, P), and which of them settled (draws,)."""
         problem = units_of(self._deterministic(who)).in_units()
-        if draws < 10:
-            raise ModelError(f"draws must be at least 10; got {draws}")
+        check_count("draws", draws, 10)
+        check_count("jobs", 1 if isinstance(jobs, int) and jobs == -1 else jobs)
+        check_seed(seed)
         if problem.rows < 2:
             raise ModelError("a bootstrap resamples rows, and there is one: a single path has no intervals")
         point = point_of(self.model.fitted, problem.shapes)
@@ -365,7 +374,7 @@ class FitResult:
         Futures are drawn from parameters that are drawn around the estimate by their likelihood.
         A column that moves with what the data do not determine has no interval.
         """
-        problem = self._deterministic("the uncertainty of a forecast needs")
+        seed, problem = check_seed(seed), self._deterministic("the uncertainty of a forecast needs")
         estimate = point_of(self.model.fitted, problem.shapes)
         known = information_at(problem, estimate, errors)
 
@@ -403,6 +412,7 @@ class FitResult:
         Returns:
             For each eta both sides, and their gap relative to the cost.
         """
+        rows, seed = check_count("rows", rows), check_seed(seed)
         batch, _ = self.model._read_rows(data)
         whole = batch.shows(batch.mask).nonzero()[:, 0]
         few = whole[torch.randperm(len(whole), generator=torch.Generator().manual_seed(seed))[:rows]]

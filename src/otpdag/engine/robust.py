@@ -34,7 +34,7 @@ from otpdag.engine.method import likelihood
 from otpdag.engine.monitor import Monitor
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, search
-from otpdag.errors import ModelError, check_number, check_share
+from otpdag.errors import ModelError, check_number, check_numbers, check_share
 from otpdag.matching.transport_cost import Columns
 from otpdag.matching.transport_rows import TransportRows, transport_rows
 from otpdag.numerics import Array
@@ -83,6 +83,7 @@ class RobustOptions:
             check_share(name, getattr(self, name))
         for name, least in (("slack", 1.0), ("chance", 0.0), ("same_weights", 0.0)):
             check_number(name, getattr(self, name), least)
+        check_numbers("tails", self.tails)
         falling = all(0 < later < earlier < 1 for earlier, later in zip(self.tails, self.tails[1:], strict=False))
         if not self.tails or not falling or not 0 < self.tails[0] < 1:
             raise ModelError(f"tails must be probabilities that fall; got {self.tails!r}")

@@ -30,7 +30,7 @@ from otpdag.engine.optimiser import (
     gave_up,
     mixed_of,
 )
-from otpdag.errors import ModelError, OutOfTime, check_count, out_of_time_if
+from otpdag.errors import OutOfTime, check_count, check_numbers, out_of_time_if
 from otpdag.mechanisms.normal import LocationScale
 from otpdag.problem import Problem, Proposals, Refinement, TableRows, Units, units_of
 
@@ -114,8 +114,7 @@ class SearchSchedule:
         """Refuse stages that make no sense."""
         for name in ("short_rows", "short_elements", "finalists", "finalist_steps", "alternatives_kept"):
             check_count(name, getattr(self, name))
-        if min(self.alternative_steps) < 1:
-            raise ModelError(f"alternative_steps must be at least 1; got {self.alternative_steps}")
+        check_numbers("alternative_steps", self.alternative_steps, 1)
         for name in ("short_steps", "short_moves", "finalist_moves", "moves"):
             check_count(name, getattr(self, name), least=0)
 

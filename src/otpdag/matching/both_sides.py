@@ -23,6 +23,7 @@ from torch import Tensor
 from otpdag.costs import FunctionCost, SquaredEuclidean
 from otpdag.data import Batch
 from otpdag.divergences import Wasserstein
+from otpdag.errors import check_numbers
 from otpdag.matching.model_points import ModelPoints, lay_out
 from otpdag.matching.transport_cost import Columns
 from otpdag.noise import normal_score
@@ -38,15 +39,16 @@ def both_sides(
     Rows are complete; costs are squared distances in units of the columns' spreads.
     """
     columns = Columns.of(structure, batch)
-    rows = columns.of_values({node: value[:1] for node, value in batch.values.items()})[0]
+    rows = columns.of_values(batch.values)[0]
     own = lay_out(structure, batch, Direct(points=points), seed).placed_at(naturals)
     with torch.no_grad():
         values, log_weight = own.at(naturals)
         weight, made = torch.softmax(log_weight, -1), columns.of_values(values)
-    share = batch.weight[:1] / batch.weight[:1].sum()
+    share = batch.weight / batch.weight.sum()
     direct = float(Wasserstein()(rows[None], made, share, weight)[0])
     noise = _all_noise(own)
     told = []
+    check_numbers("etas", etas, 0.0)
     for eta in etas:
         rebuilt, apart = _pairs(own, naturals, columns, rows, noise, eta)
         plan = Wasserstein(cost=_looked_up(rebuilt + eta * apart))

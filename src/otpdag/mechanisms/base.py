@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_mapping
 from otpdag.mechanisms.parameters import FUNCTION, Axis, Fixed, Parameter, as_setting, decode, encode
 from otpdag.numerics import products, side_by_side, sums_by_row
 from otpdag.spaces import Space
@@ -553,7 +553,7 @@ def from_spec(
     Raises:
         ModelError: If the class is not registered, an argument is unknown, or a function is missing.
     """
-    name = spec["type"]
+    name = check_mapping("spec", spec).get("type")
     if name not in _REGISTRY:
         raise ModelError(
             f"{_at(node)}unknown mechanism {name!r}; known are {', '.join(sorted(_REGISTRY))}. "

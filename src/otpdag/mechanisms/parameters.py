@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_number
 from otpdag.numerics import Flags
 from otpdag.spaces import Space, space_from
 
@@ -268,6 +268,7 @@ def ridge(penalty: float | None = None, centre: float = 0.0) -> Ridge:
     off the log-likelihood, so that ``penalty`` is one over the prior variance. Zero is maximum likelihood. Left out, of
     slopes, the restricted likelihood chooses it for each term, or for all parents alike in units of their spread.
     """
+    check_number("centre", centre)
     return Ridge(None if penalty is None else _penalty(penalty, "ridge"), float(centre))
 
 

@@ -81,7 +81,8 @@ class ModelBase:
         if not isinstance(graph, Graph):
             raise ModelError(f"graph must be an otp.Graph, and comes before the data; got {type(graph).__name__}")
         data = as_frame(data)
-        given = {**(hidden or {}), **(mechanisms or {})}
+        named = check_mapping("mechanisms", mechanisms, optional=True)
+        given = {**check_mapping("hidden", hidden, optional=True), **named}
         chosen: dict[str, Mechanism] = {}
         decided: list[ColumnType] = []
         for node in graph.nodes:
@@ -172,7 +173,7 @@ class ModelBase:
             for node, mechanism in self.mechanisms.items()
         }
         schema = self._state.schema or Schema.of(self.spaces, self.graph)
-        schema = schema if labels is None else schema.labelled(labels)
+        schema = schema if labels is None else schema.labelled(check_mapping("labels", labels))
         self._state = replace(self._state, naturals=naturals, schema=schema, beside=())
         return self
 
@@ -234,8 +235,8 @@ class ModelBase:
     # -- tables -------------------------------------------------------------------------------------------------
 
     def _mechanism(self, node: str) -> Mechanism:
-        if node not in self.graph.nodes:
-            raise ModelError(f"there is no node {node!r}; the model has {', '.join(map(repr, self.graph.nodes))}")
+        if not isinstance(node, str) or node not in self.graph.nodes:
+            raise ModelError(f"there is no node {node!r:.100}; the model has {', '.join(map(repr, self.graph.nodes))}")
         return self.structure.mechanisms[node]
 
     def _read(self, data: SequenceTable, partial: bool) -> tuple[Batch | SequenceBatch, pd.Index]:
@@ -310,10 +311,10 @@ class ModelBase:
             return data.drop(columns=hidden, errors="ignore")
         return data
 
-    def _values(self, values: Mapping[str, Any], argument: str) -> dict[str, Tensor]:
+    def _values(self, values: Mapping[str, Any] | None, argument: str) -> dict[str, Tensor]:
         """Values (1, N, width) of nodes; N is one, or the number of questions."""
-        cells = {}
-        for node, value in check_mapping(argument, values).items():
+        values, cells = check_mapping(argument, values, optional=True), {}
+        for node, value in values.items():
             cells[node] = max(1, _cells(value).size // self._mechanism(node).space.cells)
         rows = max(cells.values(), default=1)
         return {node: self._column(node, value, rows, argument) for node, value in values.items()}

@@ -203,7 +203,7 @@ class Model(ModelBase):
             raise ModelError(f"node must name a node, or several; got {node!r:.100}")
         for name in names:
             self._mechanism(name)
-        seen, set_to = self._values(given or {}, "given"), self._values(do or {}, "do")
+        seen, set_to = self._values(given, "given"), self._values(do, "do")
         for name in (*names, *seen):
             if name in set_to:
                 raise ModelError(f"node {name!r} is set by do: it cannot be asked about or given as well")
@@ -341,13 +341,13 @@ class Model(ModelBase):
             )
         check_share("level", level)
         below = {treatment, *self.graph.descendants(treatment)}
-        for node in check_mapping("on", on or {}):
+        for node in check_mapping("on", on, optional=True):
             if node in below or node == outcome:
                 raise ModelError(f"on must not name the outcome or what the treatment changes; {node!r} is such a node")
         if data is not None:
             problem = likelihood_of_rows(self.fitted, self._read(data, False)[0])
         set_to = self._values({treatment: list(values)}, "values")[treatment]
-        seen = self._values(on or {}, "on")
+        seen = self._values(on, "on")
         if any(value.shape[1] > 1 for value in seen.values()):
             raise ModelError("on takes one value of each node; ask for several one by one")
         names = (
@@ -466,7 +466,7 @@ class Model(ModelBase):
         """
         if not self.graph.is_dynamic:
             raise ModelError("forecast is for graphs with lagged edges; this one has none: use predict")
-        steps, draws = check_count("steps", steps), check_count("draws", draws, 2)
+        steps, draws, seed = check_count("steps", steps), check_count("draws", draws, 2), check_seed(seed)
         check_share("level", level)
         batch, _ = self._encode_sequences(data, False)
         known = self._given_values(given, steps * len(batch.lengths), self.structure.given, exactly=True)
@@ -503,13 +503,11 @@ class Model(ModelBase):
         """
         naturals, schema = self._fitted_naturals(), self._known_schema()
         rows, seed = check_count("rows", rows), check_seed(seed)
-        cells = rows * (1 if length is None else check_count("length", length)) * len(self.graph.nodes)
-        if cells > 2**31:
-            raise ModelError(f"a sample has at most 2^31 cells, which memory may hold; got {cells}: draw fewer rows")
+        self._check_cells(rows * (1 if length is None else check_count("length", length)))
         if self.graph.is_dynamic or (length is not None and not self.group):
             return self._sample_sequences(rows, length, seed, do, given)
         groups, rows = rows, rows * (length or 1)
-        asked = check_mapping("do", do or {})
+        asked = check_mapping("do", do, optional=True)
         settings: dict[str, Any] = {node: self._setting(node, value, rows) for node, value in asked.items()}
         settings |= self._given_for(settings, given, rows)
         generator = torch.Generator().manual_seed(seed)
@@ -530,7 +528,8 @@ class Model(ModelBase):
         if length is None:
             raise ModelError("length must be at least 1 for a graph with lagged edges; got None")
         steps = sequences * length
-        settings = {node: self._column(node, value, steps, "do") for node, value in (do or {}).items()}
+        asked = check_mapping("do", do, optional=True)
+        settings = {node: self._column(node, value, steps, "do") for node, value in asked.items()}
         settings |= self._given_for(settings, given, steps)
         shaped = {node: value.reshape(1, sequences, length, -1) for node, value in settings.items()}
         generator = torch.Generator().manual_seed(seed)
@@ -589,11 +588,18 @@ class Model(ModelBase):
             drawn = draws_of_groups(self.fitted, groups, draws, seed)
             return groups.steps.take(place), index, {node: value[place] for node, value in drawn.items()}
         batch, index = self._read(data, partial)
+        self._check_cells(draws * len(index))
         if isinstance(batch, SequenceBatch):
             generator = torch.Generator().manual_seed(seed)
             values = sequence_posterior.fill_in(self.fitted, batch, draws, generator)
             return batch.steps, index, values
         return batch, index, row_posterior.posterior_draws(self.fitted, batch, draws, seed)
+
+    def _check_cells(self, rows: int) -> None:
+        """Refuse a table of draws that memory may not hold, before it is made."""
+        cells = rows * len(self.graph.nodes)
+        if cells > 2**31:
+            raise ModelError(f"a sample has at most 2^31 cells, which memory may hold; got {cells}: draw fewer")
 
     def decode(self, data: SequenceTable, *, partial: bool = False) -> pd.DataFrame:
         """The likeliest path of the hidden categories of sequences (Viterbi), one row for each step.
@@ -645,7 +651,7 @@ class Model(ModelBase):
             seed: Determines draws, where there are any.
             partial: Take columns that are absent for missing; otherwise they are refused.
         """
-        check_choice("kind", kind or "transport", ("transport", "likelihood"))
+        check_choice("kind", kind, (None, "transport", "likelihood"))
         if kind == "likelihood":
             values, index = self._log_likelihoods(data, partial, seed)
             return float(values.sum()) / len(index)

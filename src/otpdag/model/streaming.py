@@ -114,6 +114,8 @@ def score_to(model: Model, data: Any, out: str | Path) -> float:
 
 def _blocks(model: Model, data: Any, draws: int, most: int = 2**21) -> ArrowParts:
     """The table in blocks, so small that at most so many draws of all rows together are held at a time."""
+    if not isinstance(model, Model):
+        raise ModelError(f"model must be an otp.Model, and comes before the data; got {type(model).__name__}")
     if model.graph.is_dynamic or model.structure.shared:
         raise ModelError("rows of sequences and groups depend on each other: read the table, and ask the model")
     table = data if isinstance(data, Partitioned) else Partitioned(data)
