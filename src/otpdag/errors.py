@@ -83,7 +83,7 @@ def printable(text: str, keep: str = "\n") -> str:
     >>> printable("a\x1b[31mb")
     'a\\x1b[31mb'
     """
-    if text.isprintable():
+    if text.replace(keep, "").isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 

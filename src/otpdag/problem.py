@@ -97,7 +97,7 @@ class KnownGradient(torch.autograd.Function):
 
 
 def differences(
-    evaluate: Callable[[Tensor], Tensor], point: Tensor, moves: Tensor, *, step: float = 1e-4, at_once: int = 16
+    evaluate: Callable[[Tensor], Tensor], point: Tensor, moves: Tensor, *, step: float = 1e-4, at_once: int = 8
 ) -> Tensor:
     """Central differences (K, ...) of what is evaluated at points (R, P), along moves (K, P) from a point (1, P).
 
@@ -113,7 +113,7 @@ def differences(
 
 
 def curvature(
-    loss: Callable[[Tensor], Tensor | LossTerms], point: Tensor, *, at_once: int = 16, joined: Tensor | None = None
+    loss: Callable[[Tensor], Tensor | LossTerms], point: Tensor, *, at_once: int = 8, joined: Tensor | None = None
 ) -> Tensor:
     """Second derivatives (P, P) of a loss at a point (1, P): differences of its gradients, so many at a time.
 

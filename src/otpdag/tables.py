@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import product
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from otpdag.mechanisms.parameters import Feature, Parameter
 from otpdag.numerics import Array, Flags
 from otpdag.structure import Structure
 
-__all__ = ["estimates", "interval_ends"]
+__all__ = ["estimates", "interval_ends", "number"]
 
 
 class Described(Protocol):
@@ -95,6 +96,18 @@ def interval_ends(table: pd.DataFrame, intervals: pd.DataFrame | None) -> Array:
         if len(own) == len(group):
             ends[group.index] = own[["lower", "upper"]]
     return ends
+
+
+def number(value: Any, spread: float = math.nan) -> str:
+    """Up to the second digit of a standard error, or five significant digits; nothing for what is missing.
+
+    >>> number(61.94892), number(61.94892, 0.344), number(50.0, 0.0018)
+    ('61.949', '61.95', '50.0000')
+    """
+    if value is None or pd.isna(value):
+        return ""
+    places = 1 - math.floor(math.log10(spread)) if 0 < spread < math.inf else math.inf
+    return f"{value:.{max(places, 0)}f}" if places < 9 else f"{value + 0.0:.5g}"
 
 
 def _fixed(parameter: Parameter | None, size: int) -> Flags:

@@ -74,8 +74,7 @@ def test_two_free_factors():
     edges = [(factor, name) for factor in "fg" for name in table]
     heywood, said = notes(edges, normals(["f", "g", *table]), table, ["f", "g"])
     assert "'x4' is at its floor" in heywood  # where the likelihood of these rows is highest
-    assert said.startswith("the data do not determine the weight of 'x")
-    assert "moved together, they leave the likelihood as it is" in said
+    assert said.startswith("the data do not determine the slopes on 'f', 'g': turned together")
 
 
 def test_a_factor_of_two_columns_and_a_latent_class_of_two_items():
@@ -112,7 +111,40 @@ def test_constant_columns():
 def test_a_logit_that_separates():
     table = pd.DataFrame({"a": A, "k": (A > 0.2).astype(int)})
     (said,) = notes([("a", "k")], {"a": m.Normal(), "k": m.Categorical(2)}, table)
-    assert said.startswith("the parents of 'k' separate its categories without error")
+    assert said.startswith("the parents of 'k' separate some of its categories without error")
+
+
+@pytest.mark.parametrize("kind", [m.Categorical, m.Ordinal])
+def test_categories_of_which_some_are_separated(kind):
+    low = np.arange(ROWS) % 2 if kind is m.Categorical else A > -0.2
+    table = pd.DataFrame({"a": A, "k": np.where(A > 0.2, 2, low)})
+    (said,) = notes([("a", "k")], {"a": m.Normal(), "k": kind(3)}, table)
+    assert said.startswith("the parents of 'k' separate some of its categories without error")
+    model = otp.Model(otp.Graph([("a", "k")]), {"a": m.Normal(), "k": kind(3, weight=otp.ridge(2.0))})
+    result = otp.fit(model, table, progress=False)
+    assert result.notes == ()
+    assert (result.summary().table["note"] != "not identified").all()
+
+
+def test_collinear_parents_are_not_taken_for_separation():
+    table = pd.DataFrame({"a": A, "b": 2 * A, "k": (A + Y > 0).astype(int)})
+    said = notes([("a", "k"), ("b", "k")], {**normals("ab"), "k": m.Categorical(2)}, table)
+    assert "weight of 'k' on 'a', weight of 'k' on 'b': moved together" in said[0]
+
+
+def test_factors_that_can_be_turned():
+    rows = np.random.default_rng(3).normal(size=(ROWS, 2)) @ np.random.default_rng(4).normal(size=(2, 6))
+    table = pd.DataFrame(rows + np.random.default_rng(5).normal(size=(ROWS, 6)), columns=list("uvwxyz"))
+    edges = [(factor, name) for factor in "fg" for name in table]
+    free = {name: m.Normal(loc=0.0, scale=1.0) for name in "fg"} | normals("uvwxyz")
+    result = otp.fit(otp.Model(otp.Graph(edges, hidden=["f", "g"]), free), table, progress=False)
+    (said,) = result.notes
+    assert "the slopes on 'f', 'g': turned together (a rotation of factors)" in said
+    (told,) = result.summary().warnings
+    assert told.startswith("the data do not determine u.weight[f], u.weight[g]")
+    assert "(a rotation of factors)" in told
+    fixed = free | {"u": m.Normal(weight=[float("nan"), 0.0])}  # as the note says
+    assert notes(edges, fixed, table, ["f", "g"]) == ()
 
 
 def test_roots_of_breast_cancer_that_the_graph_makes_independent():

@@ -25,7 +25,7 @@ from torch import Tensor
 from otpdag.data import Batch
 from otpdag.data.batch import random_part
 from otpdag.errors import ModelError, listed
-from otpdag.likelihood.row_posterior import Fitted
+from otpdag.likelihood.row_posterior import BESIDE, Fitted
 from otpdag.mechanisms import Categorical, Mechanism
 from otpdag.mechanisms.base import Turning, abducted, can_abduct
 from otpdag.mechanisms.generalised_linear import LogLinearCount
@@ -40,6 +40,7 @@ from otpdag.tables import feature_name
 UNDETERMINED = "the data do not determine"  # how notes on flat directions begin
 
 ENDLESS = "its slopes grow without end"  # said of slopes that have no estimate
+ROTATED = "(a rotation of factors)"
 
 # replicas times rows times points that are evaluated at a time: more would take more memory than a fit did
 ENTRIES = 2**19
@@ -103,7 +104,8 @@ def _scale_note(fitted: Fitted, mechanism: LocationScale, floor: Tensor, rows: S
     place = f" where {listed(where, most=4, show=str)}" if where else ""
     numbers = [name for name, _ in mechanism.family.continuous if name in fitted.structure.graph.hidden]
     if numbers:
-        why = f"a Heywood case: {', '.join(map(repr, numbers))} explains it without error"
+        explain = "explain" if len(numbers) > 1 else "explains"
+        why = f"a Heywood case: {', '.join(map(repr, numbers))} {explain} it without error"
     elif where:
         why = "its rows there are as good as equal"
     else:
@@ -156,11 +158,10 @@ def notes_on_rows(fitted: Fitted, batch: Batch, flat: Sequence[FlatDirection], r
         flat: What the rows do not notice.
         rows: How many rows the table has.
     """
-    logits = (n for n, one in fitted.structure.mechanisms.items() if isinstance(one, Categorical) and not one.is_table)
-    separated = [node for node in logits if _is_separated(fitted, node, batch)]
+    separated = [node for node in fitted.structure.graph.observed if _is_separated(fitted, node, batch)]
     notes = [
-        f"the parents of {node!r} separate its categories without error: {ENDLESS}, and their size means nothing. "
-        "Leave a parent out, merge categories, or fix a slope"
+        f"the parents of {node!r} separate some of its categories without error: {ENDLESS}, and their size means "
+        "nothing. Leave a parent out, merge categories, or draw slopes to zero with weight=otp.ridge(2.0)"
         for node in separated
     ]
     notes += _notes_on_tables(fitted, rows)
@@ -209,15 +210,17 @@ def _main_effect(name: str, space: Space, labels: Sequence[object]) -> str:
 
 
 def _is_separated(fitted: Fitted, node: str, batch: Batch, least: float = 1e-3) -> bool:
-    """Whether the mean loss of a logit, in nats, is so small."""
+    """Whether slopes tell categories at a mean loss of so few nats, or change chances in a way that no row notices."""
     mechanism, family = fitted.structure.mechanisms[node], fitted.structure.graph.parents(node)
     complete = batch.shows((node, *family))
-    if not bool(complete.any()) or not mechanism.family.parents:
+    has_slopes = "weight" in mechanism.declared() and mechanism.space.is_discrete
+    if not has_slopes or not bool(complete.any()):
         return False
-    parents = {name: batch.values[name][:, complete] for name in family}
+    parents, value = {name: batch.values[name][:, complete] for name in family}, batch.values[node][:, complete]
     with torch.no_grad():
-        fit = mechanism.log_prob(fitted.naturals[node], batch.values[node][:, complete], parents)
-    return float(-fit.mean()) < least
+        told, *beside = (mechanism.log_probs(one[node], parents, value) for one in (fitted.naturals, *fitted.beside))
+    changes = any(float((one - told).abs().max()) > 0.01 * BESIDE for one in beside)
+    return changes or float(-(told * value).nansum(-1).mean()) < least
 
 
 def _notes_on_independence(
@@ -337,6 +340,13 @@ def _notes_on_identification(fitted: Fitted, flat: Sequence[FlatDirection], told
 def _flat_note(fitted: Fitted, directions: Sequence[FlatDirection]) -> str:
     names = list(dict.fromkeys(_parameter(fitted, name) for one in directions for name in one.names))
     shown = listed(names, most=6, show=str)
+    read = {_input(fitted, name) for one in directions for name in one.names}
+    factors = [node for node in fitted.structure.graph.hidden if node in read]
+    if len(factors) > 1:
+        return (
+            f"{UNDETERMINED} the slopes on {listed(factors)}: turned together {ROTATED}, they leave the likelihood as "
+            "it is; fix some at zero, as in weight=[nan, 0.0], or see result.rotated_loadings()"
+        )
     if len(names) == 1:
         node, parameter, index = directions[0].names[0]
         is_count = isinstance(fitted.structure.mechanisms[node], LogLinearCount) and parameter == "log_rate"
@@ -356,12 +366,20 @@ def _parameter(fitted: Fitted, name: ParameterName) -> str:
     if not isinstance(mechanism, Predicted) or not index:
         return text
     if parameter == "weight":
-        features = mechanism.axes()["weight"][0]
-        inputs = [parent for parent, width in features.coordinates for _ in range(width)]
-        inputs = inputs or [feature_name(fitted, one) for one in features.features]
-        return f"{text} on {inputs[index[0]]!r}"
+        return f"{text} on {_input(fitted, name)!r}"
     rows = mechanism.declared()[parameter].shape[0]
     return f"{text} where {_configuration(fitted, mechanism, index[0])}" if rows > 1 else text
+
+
+def _input(fitted: Fitted, name: ParameterName) -> str | None:
+    """What a slope is multiplied with."""
+    node, parameter, index = name
+    mechanism = fitted.structure.mechanisms[node]
+    if parameter != "weight" or not isinstance(mechanism, Predicted):
+        return None
+    features = mechanism.axes()["weight"][0]
+    inputs = [parent for parent, width in features.coordinates for _ in range(width)]
+    return (inputs or [feature_name(fitted, one) for one in features.features])[index[0]]
 
 
 def flat_directions(problem: Units, point: Tensor) -> list[FlatDirection]:

@@ -12,7 +12,7 @@ import torch
 
 from otpdag.answers.checks import log_likelihoods
 from otpdag.answers.linear_normal import FitIndices
-from otpdag.answers.notes import UNDETERMINED
+from otpdag.answers.notes import ENDLESS, ROTATED, UNDETERMINED
 from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
@@ -22,6 +22,7 @@ from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms.parameters import PseudoCounts, Ridge
 from otpdag.problem import Problem
 from otpdag.simulation import ancestral
+from otpdag.tables import number
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,11 @@ class Summary:
     def _shown(self) -> pd.DataFrame:
         """The parameters as strings, numbers to the right and notes to the left, under the heads of a printed table."""
         frame, tail = self.to_frame(), (1 - self.level) / 2
-        shown = frame.drop(columns="note").map(lambda value: "" if pd.isna(value) else f"{value + 0.0:.4g}")
+        spreads = {name: [0.01] * len(frame) if name == "standardised" else frame["std_error"] for name in frame}
+        numbers = frame.drop(columns="note").items()
+        shown = pd.DataFrame(
+            {name: [*map(number, column, spreads[name])] for name, column in numbers}, index=frame.index
+        )
         shown["note"] = frame["note"].str.ljust(max(map(len, frame["note"]), default=0))
         heads = {"std_error": "std err", "lower": f"[{tail:.3g}", "upper": f"{1 - tail:.3g}]", "note": ""}
         shown.index = pd.Index([printable(str(name), keep="") for name in frame.index])
@@ -93,7 +98,9 @@ def parameter_names(table: pd.DataFrame) -> list[str]:
 def _fact(value: str | float) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,}" if isinstance(value, int | np.integer) else f"{value:.6g}"
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    return f"{value:.1f}" if abs(value) >= 10_000 else f"{value:.6g}"
 
 
 def _two_columns(facts: Sequence[str], width: int) -> list[str]:
@@ -195,8 +202,11 @@ def summarise(
     """
     names = np.array(parameter_names(table), dtype=object)
     said = list(warnings)
+    causes = [one[one.index(":") :] for one in said if ROTATED in one]
+    causes += [""] * any(ENDLESS in one for one in said)  # which has been said
+    causes.append(": moved together, they leave the likelihood as it is; fix or tie some")
     for note, text, advice in (
-        ("not identified", UNDETERMINED, ": moved together, they leave the likelihood as it is; fix or tie some"),
+        ("not identified", UNDETERMINED, causes[0]),
         ("at the edge", "at the edge of the range, where no standard error holds (an interval has one end):", ""),
     ):
         which = list(names[(table["note"] == note).to_numpy()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import Annotated
 
 import typer
@@ -50,6 +51,14 @@ def _options(
 
 
 def main() -> None:
-    """Entry of the command ``otpdag``."""
-    gc.set_threshold(100_000)  # imports alone make millions of objects, which are no garbage: a tenth of a short run
-    app()
+    """Entry of the command ``otpdag``.
+
+    Imports make millions of objects: to look for garbage among them, and to take them apart one by one at the end,
+    would be a third of a short run.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait would keep other programs from working
+    gc.disable()
+    try:
+        app()
+    finally:
+        gc.freeze()

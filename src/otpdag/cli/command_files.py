@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, say, warn, write_file, write_out
+from otpdag.cli.console import RUN_FILES, STANDARD_INPUT, look_for_garbage, say, warn, write_file, write_out
 from otpdag.errors import DataError, ModelError
 from otpdag.files import finish_transaction
 
@@ -34,6 +34,7 @@ def table_at(path: Path, separator: str | None = None, decimal: str | None = Non
 
     from otpdag.data.reading import TEXTS, read_table, recognise
 
+    look_for_garbage()
     if path == STANDARD_INPUT:
         with tempfile.TemporaryDirectory() as folder:  # by way of a file, so that it is checked like one
             copy = Path(folder) / "standard-input.csv"
@@ -91,6 +92,7 @@ def model_at(path: Path) -> Model:
     """Read a saved model; the folder of a fit will do."""
     from otpdag.model import load
 
+    look_for_garbage()
     if path.is_dir():
         finish_transaction(path, RUN_FILES)
     if path.suffix in (".yaml", ".yml", ".json"):

@@ -479,6 +479,7 @@ def reproduce(
     if not (experiments / "registry.py").is_file():
         raise ModelError(f"--folder must be a checkout of otpdag with its experiments; got {str(folder)!r}")
     sys.path.insert(0, str(experiments.parent))
+    c.look_for_garbage()
     command = typer.main.get_command(importlib.import_module("experiments.registry").app)
     with command.make_context("otpdag reproduce", [*words.args]) as context:  # main() would hide an interrupt
         command.invoke(context)

@@ -5,6 +5,7 @@ Nothing here imports torch or pandas: help and usage errors come at once. Comman
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -106,6 +107,13 @@ def fail(message: str, code: int) -> NoReturn:
     """One line on standard error, and the end."""
     _err().print(f"[bold red]error:[/] {escape(printable(' '.join(message.split())))}")
     sys.exit(code)
+
+
+def look_for_garbage() -> None:
+    """From here on, and not among what imports have made: work begins, in a process that has put it off."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def note_written(path: Path) -> None:

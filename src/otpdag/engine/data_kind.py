@@ -428,7 +428,7 @@ class TableData(DataKind):
             point = point_of(fitted, problem.shapes)
             flat = flat_directions(problem, point)
             self.model.fits_as_well([problem.naturals(point + BESIDE * one.move) for one in flat])
-        return notes + notes_on_rows(fitted, batch, flat, self.rows)
+        return notes + notes_on_rows(self.model.fitted, batch, flat, self.rows)
 
 
 def _by_content(cells: Cells) -> Iterator[Array]:

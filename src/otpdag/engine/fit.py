@@ -164,7 +164,8 @@ def fit(
         status = replace(status, approximate=bool(ended.problem.notes()))
         _check_end(layout, ended)
         kind.adopt(layout, ended)
-    notes = [] if bool(ended.failed[0]) else kind.notes(ended)
+        ended = replace(ended, problem=_at_the_estimate(model, ended))
+        notes = [] if bool(ended.failed[0]) else kind.notes(ended)
     status = _with_cause(status, monitor.stopping.cause, notes)
     if not status.converged:
         warnings.warn(str(status), ConvergenceWarning, stacklevel=2)
@@ -187,7 +188,7 @@ def fit(
         notes=(*_notes(kind, plan.method, kept), *ended.problem.notes(ended.point), *notes),
         stages=tuple(monitor.stages),
         row_weights=kept,
-        problem=_at_the_estimate(model, ended),
+        problem=ended.problem,
     )
 
 

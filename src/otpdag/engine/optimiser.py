@@ -544,10 +544,18 @@ def descended(run: Run, tolerance: float, watch: Watch, resume: Memory | None = 
     return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory(state))
 
 
-def carried(memory: Memory, point: Tensor) -> Memory:
-    """What a run learned, to begin with at another point; nothing where its coordinates are not the point's."""
+def carried(memory: Memory, point: Tensor, replicas: Tensor | None = None) -> Memory:
+    """What a run learned, or some replicas (n,) of it, to begin with at another point (n, P).
+
+    Nothing where its coordinates are not the point's.
+    """
     if ORIGIN not in memory or "axes.matrix" in memory:
         return {}
+    if replicas is not None:
+        along = ("moves", "changes", "rho")  # step by step
+        memory = {
+            name: held[:, replicas] if name in along else held[replicas] for name, held in memory.items() if held.ndim
+        }
     return {**memory, "point": (point - memory[ORIGIN]) / memory.get("axes.scale", 1.0)}
 
 

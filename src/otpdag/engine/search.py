@@ -247,6 +247,7 @@ class _Field:
         self.short_losses = self.losses = torch.zeros(0, dtype=torch.float64)
         self.ended = self.settled = self.given_up = torch.zeros(0, dtype=torch.bool)
         self.alike = 0.0
+        self.learned: tuple[Tensor, Memory] = (torch.zeros(0, dtype=torch.long), {})
         self._admit()
         if owners is not None:
             self.owners = torch.as_tensor(owners)
@@ -496,7 +497,7 @@ class _Field:
             steps=steps,
             moves=max(course.moves, self.problem.pace.refinements) if course.moves else 0,
             tolerance=None if memory is None else course.part_tolerance,
-            memory=memory,
+            memory=memory or self._curvature(alive),
             keep=True,
         )
         self.losses[alive] = outcome.loss.cpu().double()
@@ -547,8 +548,16 @@ class _Field:
         else:
             if keep and moves and problem.pace.refinements:  # it was still moving: its end is not the end
                 outcome = replace(outcome, converged=torch.zeros_like(outcome.converged))
-        self.points[alive] = outcome.point
+        self.points[alive], self.learned = outcome.point, (alive, outcome.memory)
         return problem, outcome
+
+    def _curvature(self, alive: Tensor) -> Memory:
+        """What these starts learned in the stage before, of the curvature of nearly the same loss."""
+        before, memory = self.learned
+        same, renews = before == alive.unsqueeze(1), self.problem.pace.renews_curvature
+        if renews or self.problem.updates is not None or not bool(same.any(1).all()):
+            return {}
+        return carried(memory, self.points[alive], same.int().argmax(1))
 
     def _descended(self, name: str, run: Run, alive: Tensor, *, keep: bool, patient: bool) -> tuple[Problem, Outcome]:
         """A run to its end; a patient one that takes long moves on the way: near a poor optimum, steps are small."""

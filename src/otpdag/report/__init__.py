@@ -28,7 +28,7 @@ from otpdag.plots.pictures import observed_columns
 from otpdag.progress import shown_while_running
 from otpdag.report import sections as s
 from otpdag.report.sections import SVG, html_table, note, soft, svg_of, text
-from otpdag.tables import estimates, interval_ends
+from otpdag.tables import estimates, interval_ends, number
 
 __all__ = ["Run", "read_run", "report_page"]
 
@@ -182,14 +182,15 @@ def _head(run: Run) -> str:
 
 def _facts(run: Run, table: pd.DataFrame | None) -> str:
     summary, graph = run.summary, run.model.graph
-    told = ("log-likelihood", "AIC", "BIC", "CFI", "RMSEA", "SRMR")
+    told = dict.fromkeys(("log-likelihood", "AIC", "BIC"), 1.0) | dict.fromkeys(("CFI", "RMSEA", "SRMR"), 0.01)
+    told = {name: spread for name, spread in told.items() if isinstance(summary.get(name), int | float)}
     facts = {
         "rows": f"{int(summary['rows']):,}" if "rows" in summary else None,
         "nodes": f"{len(graph.nodes)}, {len(graph.hidden)} hidden" if graph.hidden else str(len(graph.nodes)),
         "empty cells": None if table is None else f"{_share_empty(run.model, table):.1%}",
         "method": summary.get("method"),
         "loss": number(summary.get("loss")) or None,
-        **{name: number(summary[name]) for name in told if isinstance(summary.get(name), int | float)},
+        **{name: number(summary[name], spread) for name, spread in told.items()},
         "starts": summary.get("starts"),
         "seconds": summary.get("seconds"),
         "seed": summary.get("seed"),
@@ -305,14 +306,17 @@ def _told(run: Run) -> pd.DataFrame:
     table = estimates(run.model)
     errors = _errors(run, table)
     fixed = np.where(table["fixed"] & (errors is None), " (fixed)", "")
-    told = table[["node", "parameter", "at"]].astype(str).assign(estimate=table["value"].map(number) + fixed)
+    spreads = np.full(len(table), np.nan) if errors is None else errors["std_error"]
+    told = table[["node", "parameter", "at"]].astype(str)
+    told["estimate"] = [*map(number, table["value"], spreads)]
+    told["estimate"] += fixed
     if errors is not None:
-        told["std error"] = errors["std_error"].map(number)
+        told["std error"] = [*map(number, spreads, spreads)]
     ends = None if errors is None else errors[["lower", "upper"]]
     if run.intervals is not None and {"node", "parameter", "lower", "upper"} <= set(run.intervals.columns):
         ends = pd.DataFrame(interval_ends(table, run.intervals))
     if ends is not None:
-        told[[f"{_level(run):.0%} from", "to"]] = ends.map(number).to_numpy()
+        told[f"{_level(run):.0%} from"], told["to"] = ([*map(number, end, spreads)] for _, end in ends.items())
     return told if errors is None else told.assign(note=errors["note"])
 
 
@@ -356,11 +360,6 @@ def _errors(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
 
 
 # --- small things -----------------------------------------------------------------------------------------------------
-
-
-def number(value: Any) -> str:
-    """Five significant digits; nothing for what is missing."""
-    return "" if value is None or pd.isna(value) else f"{float(value):.5g}"
 
 
 def _share_empty(model: Model, table: pd.DataFrame) -> float:

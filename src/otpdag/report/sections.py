@@ -257,7 +257,10 @@ def distance(model: Model, table: pd.DataFrame | Sequences, seed: int) -> str:
         return soft(f"Not available here: {error}")
     sentence = told.describe()
     verdict = note(f"{sentence[0].upper()}{sentence[1:]}.", "bad" if float(told) > told.upper else "good")
-    how = "The optimal transport distance between rows and rows of the model; chance: between two tables of the model."
+    how = (
+        "The optimal transport distance of the data from rows of the model, in the column's own units and in standard "
+    )
+    how += "deviations; chance and upper: the mean and the 95 % limit of data that the model made."
     shown = told.nodes.map("{:.3g}".format).reset_index()
     return verdict + soft(how) + f'<div class="scroll">{html_table(shown, list(shown.columns[1:]))}</div>'
 
@@ -291,10 +294,8 @@ def search(history: pd.DataFrame, restarts: pd.DataFrame) -> str:
         losses = restarts["loss"].dropna()
         best = losses.min()
         near = int((losses <= best + 1e-3 * (1 + abs(best))).sum())
-        parts.append(
-            f"<p>{len(restarts)} starts; of the {len(losses)} that were continued, {near} ended within a "
-            "thousandth of the best loss.</p>"
-        )
+        many = f"of the {len(losses)} that were continued, {near} ended within a thousandth of the best loss"
+        parts.append(f"<p>{len(restarts)} starts; {many if len(losses) > 1 else 'the best was continued'}.</p>")
     return "".join(parts)
 
 
