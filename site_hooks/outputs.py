@@ -24,7 +24,7 @@ log = get_plugin_logger("outputs")
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Add what each block printed; a page's blocks share their names, as in the tests."""
     source = page.file.src_uri
-    if not (source == "quickstart.md" or source.startswith("tutorials/")):
+    if not (source in ("index.md", "quickstart.md") or source.startswith("tutorials/")):
         return markdown
     log.info(f"running {source}")
     names: dict[str, Any] = {"__name__": "__main__"}
