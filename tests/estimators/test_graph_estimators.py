@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_iris
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -66,6 +66,17 @@ def test_classes_of_iris_with_gaps():
     assert list(model.classes_) == ["a", "b", "c"]
     assert model.score(x[test], names[y[test]]) > 0.9
     assert log_loss(y[test], model.predict_proba(x[test])) < 0.25
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_logits_of_complete_rows_are_those_of_scikit_learn(classes):
+    X, y = load_iris(return_X_y=True)
+    X, y = X[y > 2 - classes], y[y > 2 - classes]
+    logit = GraphClassifier(n_folds=1).fit(X, y).models_["logistic"]
+    x = StandardScaler().fit_transform(X)
+    other = LogisticRegression(tol=1e-9, max_iter=2000).fit(x, y)
+    shares = logit.predict_proba(pd.DataFrame(x, columns=["x0", "x1", "x2", "x3"]), "y")
+    np.testing.assert_allclose(shares, other.predict_proba(x), atol=1e-4)
 
 
 def test_a_graph_that_is_given_reads_categories():

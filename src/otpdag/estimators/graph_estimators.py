@@ -156,7 +156,8 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
 
     **Without a graph** two are fitted and mixed with the weights that predict held-out folds best: columns that are
     linear and normal given the class and each other, along edges that lower the BIC; and a logistic regression on all
-    columns, whose slopes have a standard normal prior, above such a graph of the columns.
+    columns, whose slopes (of two classes those of the log-odds) have a standard normal prior, above such a graph of the
+    columns.
 
     Args:
         graph: A graph of the columns and the target; hidden nodes need their mechanism in ``nodes``.
@@ -216,7 +217,9 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
         generative = Model(below, {**nodes, self.target: own})
         edges, nodes = self._normals(table)
         nodes = _fixed(self._fitted_to(Model(Graph(edges, nodes=names), nodes), table)) if names else {}
-        logit = m.Categorical(len(self.classes_), weight=ridge(1.0) if names else None)
+        size = len(self.classes_)
+        # of two classes each has half the slope of the log-odds
+        logit = m.Categorical(size, weight=ridge(2.0 if size == 2 else 1.0) if names else None)
         models = {"generative": generative, "logistic": _with_target(self.target, logit, edges, nodes)}
         return {name: self._fitted_to(model, rows) for name, model in models.items()}
 
