@@ -17,7 +17,7 @@ from otpdag.errors import DataError, ModelError, listed
 from otpdag.graph import Graph
 from otpdag.mechanisms import Categorical, Given, Mechanism, Normal, Poisson
 from otpdag.mechanisms.base import Family, Held, Parents, log_prior
-from otpdag.mechanisms.parameters import Bounded, Fixed, Parameter, Start, Tied
+from otpdag.mechanisms.parameters import Between, Fixed, Parameter, Start, Tied
 from otpdag.mechanisms.simulator import Simulator
 from otpdag.spaces import Count, Discrete, Interval, Real, Space
 
@@ -206,10 +206,10 @@ class Structure:
         for name, parameter in self.mechanisms[node].declared().items():
             if parameter.is_given_in_part:
                 values[name] = parameter.with_fixed(values[name])
-            elif isinstance(parameter.setting, Bounded) and name in values:
-                values[name] = parameter.setting.inside(values[name])
             elif isinstance(parameter.setting, Fixed | Start):
                 values[name] = parameter.constant(node, name).clone()
+            if isinstance(parameter.support, Between) and parameter.learned and name in values:
+                values[name] = parameter.support.inside(values[name])
         return values
 
     def scaled_to(self, values: Mapping[str, Tensor], weight: Mapping[str, Tensor]) -> Structure:

@@ -93,7 +93,7 @@ def test_effects_along_paths_and_checks_know_what_is_tied():
     [
         ({"y": m.Normal(weight=[otp.tie("k")])}, "all of which are told: 2; got 1"),
         ({"y": m.Normal(weight=TIED), "w": m.Normal(weight=otp.tie("k"))}, "is of a single slope and of \\(2, 1\\)"),
-        ({"y": m.Normal(scale=[otp.tie("k")])}, "entries can be tied of slopes"),
+        ({"y": m.Normal(scale=[otp.tie("k")])}, "entries can be tied or bounded of slopes"),
     ],
 )
 def test_what_cannot_be_tied_is_named(nodes, words):

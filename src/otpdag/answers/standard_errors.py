@@ -291,10 +291,11 @@ def standard_errors(
     named = zip(table["node"], table["parameter"], strict=True)
     parameters = [fitted.structure.mechanisms[str(node)].declared().get(str(name)) for node, name in named]
     largest = slopes.abs().amax(-1) if slopes.numel() else slopes.new_zeros(len(slopes))
-    lines = zip(parameters, table["estimate"], table["note"], information.untold(slopes), largest, strict=True)
+    places = table.groupby(["node", "parameter"]).cumcount()
+    lines = zip(parameters, places, table["estimate"], table["note"], information.untold(slopes), largest, strict=True)
     table["note"] = [
-        note or _note(parameter, float(value), bool(untold), float(slope))
-        for parameter, value, note, untold, slope in lines
+        note or _note(parameter, place, float(value), bool(untold), float(slope))
+        for parameter, place, value, note, untold, slope in lines
     ]
     error = delta_errors(slopes, information.covariance).numpy()
     table["std_error"] = np.where(table["note"] == "", error, np.nan)
@@ -425,15 +426,17 @@ def described(fitted: Fitted, problem: Problem, points: Tensor) -> dict[tuple[st
     }
 
 
-def _note(parameter: Parameter | None, value: float, is_untold: bool, slope: float) -> str:
+def _note(parameter: Parameter | None, place: int, value: float, is_untold: bool, slope: float) -> str:
     if slope == 0.0:
         return "reference"
-    if parameter is not None and _at_edge(parameter, value, slope):
+    if parameter is not None and _at_edge(parameter, place, value, slope):
         return "at the edge"
     return "not identified" if is_untold else ""
 
 
-def _at_edge(parameter: Parameter, value: float, slope: float, edge: float = 1e-5, least: float = 0.02) -> bool:
+def _at_edge(
+    parameter: Parameter, place: int, value: float, slope: float, edge: float = 1e-5, least: float = 0.02
+) -> bool:
     """Whether a probability is so close to zero or one, or a scale so small a share of its unit, or at its floor.
 
     A positive number whose logarithm moves less than ``least`` with its raw value is within a hundredth of its floor.
@@ -441,8 +444,7 @@ def _at_edge(parameter: Parameter, value: float, slope: float, edge: float = 1e-
     if parameter.support is SIMPLEX or parameter.support is UNIT:
         return not edge < value < 1 - edge and (parameter.support is UNIT or parameter.shape[-1] > 1)
     if isinstance(parameter.support, Between):
-        ends = [end for end in (parameter.support.low, parameter.support.high) if end is not None]
-        return min(abs(value - end) for end in ends) < 1e-3 * max(1.0, *map(abs, ends))
+        return parameter.support.at_bound(value, place)
     if parameter.support in (REAL, INCREASING):
         return False
     unit = 1.0 if parameter.unit is None else float(parameter.unit.max())

@@ -311,6 +311,13 @@ def _read_setting(value: Any) -> Setting:
             return PRIORS[key](given)
         if key == "between" and isinstance(given, list) and len(given) == 2:
             return between(*given)
+        if key == "fix" and isinstance(given, list) and any(isinstance(one, Mapping) for one in given):
+            return as_setting(
+                [
+                    np.nan if one is None else _read_setting(one) if isinstance(one, Mapping) else float(one)
+                    for one in given
+                ]
+            )
         if key in ("fix", "start") and not isinstance(given, bool | str):
             numbers = np.asarray(given, dtype=float)
             return Fixed(numbers) if key == "fix" else Start(numbers)

@@ -44,7 +44,7 @@ from otpdag.likelihood.state_problem import StateProblem, has_features, rows_by_
 from otpdag.likelihood.swapped_states import swapped_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.base import has_closed_form
-from otpdag.mechanisms.parameters import Bounded, Ridge
+from otpdag.mechanisms.parameters import Ridge
 from otpdag.problem import (
     LossTerms,
     Pace,
@@ -439,7 +439,7 @@ def is_linear_normal(structure: Structure) -> bool:
         and mechanism.is_affine
         and not mechanism.family.discrete
         and mechanism.terms is None
-        and not any(isinstance(parameter.setting, Ridge | Bounded) for parameter in mechanism.declared().values())
+        and not any(isinstance(one.setting, Ridge) or one.is_bounded for one in mechanism.declared().values())
         for mechanism in structure.mechanisms.values()
     )
 

@@ -22,7 +22,7 @@ from otpdag.data import Batch
 from otpdag.likelihood.chain_layout import HiddenFamilies, States, joint_states
 from otpdag.likelihood.swapped_states import SWAP_ROWS, Reading, near, swapped_pairs, swaps
 from otpdag.mechanisms.base import ExponentialFamily, Family, configurations, defines_together, has_closed_form
-from otpdag.mechanisms.parameters import Bounded, Ridge
+from otpdag.mechanisms.parameters import Ridge
 from otpdag.numerics import products
 from otpdag.problem import LayOut, LossTerms, Pace, Proposals, SummedRows, Units, Updates, packed_point, split_point
 from otpdag.spaces import Space
@@ -137,8 +137,8 @@ class StateReader:
                 continue
             if not all(space.is_discrete for _, space in parents):
                 return None
-            settings = [parameter.setting for parameter in mechanism.declared().values()]
-            if not isinstance(mechanism, ExponentialFamily) or any(isinstance(s, Ridge | Bounded) for s in settings):
+            plain = not any(isinstance(one.setting, Ridge) or one.is_bounded for one in mechanism.declared().values())
+            if not isinstance(mechanism, ExponentialFamily) or not plain:
                 return None
             if not defines_together(mechanism, "features", "coefficients", "fitted"):
                 return None

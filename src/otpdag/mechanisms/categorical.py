@@ -100,10 +100,11 @@ class Shares(Predicted):
         """Choose between a table and a logit."""
         super().on_setup()
         terms = self.predictor.terms
-        if terms is not None and terms.offsets:
+        if terms is not None and (terms.offsets or terms.rising is not None):
             if self.dim > 2:
+                what = "an offset" if terms.offsets else "a monotone effect"
                 raise ModelError(
-                    f"node {self.family.node!r}: an offset is of the log-odds of two categories; there are {self.dim}"
+                    f"node {self.family.node!r}: {what} is of the log-odds of two categories; there are {self.dim}"
                 )
             self.predictor = replace(self.predictor, contrast=(-0.5, 0.5))
         self.form = self.form_of_parents()

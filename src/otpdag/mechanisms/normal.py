@@ -236,8 +236,10 @@ class Normal(NormalOnLine):
     def has_closed_form(self) -> bool:
         """A linear mean and scales of which nothing is given but a prior of slopes, or a hidden node's scale."""
         known = {"scale": self.family.hidden, "weight": isinstance(self.weight, Ridge)}
-        given = [p.setting for name, p in self.declared().items() if not known.get(name)]
-        return self.is_affine and not self.isotropic and not self.floor and all(one is None for one in given)
+        declared = self.declared()
+        free = all(p.setting is None for name, p in declared.items() if not known.get(name))
+        free = free and not any(p.is_bounded for p in declared.values())
+        return self.is_affine and not self.isotropic and not self.floor and free
 
     def features(self, value: Tensor, mask: Tensor) -> Tensor | None:
         """One, the value in its units, and its square: of every cell that is seen."""

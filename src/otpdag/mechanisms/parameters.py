@@ -118,34 +118,62 @@ class _Increasing(Support):
 
 
 class Between(Support):
-    """Numbers above ``low``, below ``high``, or both.
+    """Numbers above ``low``, below ``high``, both or, where neither is finite, any in their ``unit``.
+
+    Either may be an array, with bounds of each entry alone; None is no bound.
 
     >>> Between(2.0, 4.0).natural(torch.zeros(1)), Between(2.0, None).natural(torch.zeros(1))
     (tensor([3.]), tensor([3.]))
     """
 
-    def __init__(self, low: float | None, high: float | None) -> None:
-        self.low, self.high = low, high
-        sides = [f"above {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
-        self.name = f"a number {' and '.join(side for side in sides if side)}"
+    def __init__(self, low: float | Tensor | None, high: float | Tensor | None, unit: Tensor | None = None) -> None:
+        ends = (-torch.inf if low is None else low, torch.inf if high is None else high)
+        self.low, self.high = (torch.as_tensor(end, dtype=torch.float64) for end in ends)
+        self.unit = torch.ones((), dtype=torch.float64) if unit is None else unit
+        sides = [(word, end) for word, end in (("above", low), ("below", high)) if end is not None]
+        named = [f"{word} {end:g}" for word, end in sides if not isinstance(end, Tensor)]
+        self.name = f"a number {' and '.join(named)}" if named else "numbers inside their bounds"
+
+    def _sides(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Bounds, zero where there is none, which there are, and units."""
+        has_low, has_high = self.low.isfinite(), self.high.isfinite()
+        ends = (end.where(has, 0.0).to(like) for end, has in ((self.low, has_low), (self.high, has_high)))
+        return (*ends, has_low, has_high, self.unit.to(like))  # type: ignore[return-value]
 
     def natural(self, raw: Tensor) -> Tensor:
         """A logistic curve between two bounds, an exponential beyond one."""
-        if self.low is not None and self.high is not None:
-            return self.low + (self.high - self.low) * torch.sigmoid(raw)
-        beyond = POSITIVE.natural(raw)
-        return self.low + beyond if self.low is not None else (self.high or 0.0) - beyond
+        low, high, has_low, has_high, unit = self._sides(raw)
+        beyond = unit * POSITIVE.natural(raw)
+        beyond = torch.where(has_low, low + beyond, torch.where(has_high, high - beyond, unit * raw))
+        return torch.where(has_low & has_high, low + (high - low) * torch.sigmoid(raw), beyond)
 
     def raw(self, natural: Tensor) -> Tensor:
         """Invert :meth:`natural`; what lies at a bound comes back a sliver inside."""
-        if self.low is not None and self.high is not None:
-            return torch.logit((natural - self.low) / (self.high - self.low), eps=1e-9)
-        return POSITIVE.raw(natural - self.low if self.low is not None else (self.high or 0.0) - natural)
+        low, high, has_low, has_high, unit = self._sides(natural)
+        within = torch.where(has_low & has_high, (natural - low) / (high - low), 0.5)
+        beyond = POSITIVE.raw(torch.where(has_low, natural - low, high - natural) / unit)
+        beyond = torch.where(has_low | has_high, beyond, natural / unit)
+        return torch.where(has_low & has_high, torch.logit(within, eps=1e-9), beyond)
 
     def holds(self, value: Tensor) -> Tensor:
         """Which lie inside."""
-        above = value > (-torch.inf if self.low is None else self.low)
-        return above & (value < (torch.inf if self.high is None else self.high))
+        return (value > self.low.to(value)) & (value < self.high.to(value))
+
+    def inside(self, value: Tensor) -> Tensor:
+        """A place to start from: where the value is, or well inside the bound that it is beyond."""
+        low, high, has_low, has_high, unit = self._sides(value)
+        edge = 0.01 * (high - low)
+        sign, bound = torch.where(has_low, 1.0, -1.0).to(value), torch.where(has_low, low, high)
+        beyond = sign * (value - bound)
+        beyond = bound + sign * torch.where(beyond > 0, beyond, 0.1 * beyond.abs() + 1e-3 * unit)
+        within = value.minimum(high - edge).maximum(low + edge)
+        return torch.where(has_low & has_high, within, torch.where(has_low | has_high, beyond, value))
+
+    def at_bound(self, value: float, place: int, least: float = 1e-3) -> bool:
+        """Whether the entry at a place is so close to one of its bounds."""
+        ends = torch.stack([end.flatten()[place % end.numel()] for end in (self.low, self.high)])
+        near = (value - ends[ends.isfinite()]).abs() < least * ends[ends.isfinite()].abs().clamp(min=1.0)
+        return bool(near.any())
 
 
 REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), Between(1.0, None), _Unit(), _Simplex()
@@ -160,10 +188,12 @@ class Fixed:
 
     Attributes:
         ties: Places of learned entries, with the names that they share with entries elsewhere.
+        bounds: Places of learned entries, with the bounds between which they are.
     """
 
     value: ArrayLike
     ties: tuple[tuple[int, str], ...] = ()
+    bounds: tuple[tuple[int, Bounded], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,15 +216,6 @@ class Bounded:
 
     low: float | None
     high: float | None
-
-    def inside(self, value: Tensor) -> Tensor:
-        """A place to start from: where the value is, or well inside the bound that it is beyond."""
-        if self.low is not None and self.high is not None:
-            edge = 0.01 * (self.high - self.low)
-            return value.clamp(self.low + edge, self.high - edge)
-        bound, sign = (self.high or 0.0, -1.0) if self.low is None else (self.low, 1.0)
-        beyond = sign * (value - bound)
-        return bound + sign * torch.where(beyond > 0, beyond, 0.1 * beyond.abs() + 1e-3)
 
 
 @dataclass(frozen=True)
@@ -294,10 +315,12 @@ def as_setting(value: object) -> Setting:
         return Formula(value)
     try:
         entries = np.array(value, dtype=object) if isinstance(value, list | tuple) else np.empty(0)
-        ties = tuple((place, one.name) for place, one in enumerate(entries.flat) if isinstance(one, Tied))
-        for place, _ in ties:
+        told = [(place, one) for place, one in enumerate(entries.flat) if isinstance(one, Tied | Bounded)]
+        for place, _ in told:
             entries.flat[place] = np.nan
-        return Fixed(np.asarray(entries if ties else value, dtype=float), ties)
+        ties = tuple((place, one.name) for place, one in told if isinstance(one, Tied))
+        bounds = tuple((place, one) for place, one in told if isinstance(one, Bounded))
+        return Fixed(np.asarray(entries if told else value, dtype=float), ties, bounds)
     except (TypeError, ValueError, OverflowError):
         raise ModelError(
             f"a parameter must be numbers, otp.start(...), otp.tie(...) or a prior; got {value!r:.60}"
@@ -315,6 +338,7 @@ class Parameter:
     Attributes:
         in_part: Whether single entries may be given or tied, the others NaN.
         bent: Precision (rows, rows) of a normal prior of each column, for instance of how a curve bends.
+        rising: Entries that are above zero (1), below it (-1) or neither, as those of a monotone effect.
         most_spread: Entries over which a single given number is spread out: 32 MB.
     """
 
@@ -326,6 +350,7 @@ class Parameter:
     init_scale: float = 0.0
     in_part: bool = False
     bent: Tensor | None = None
+    rising: Tensor | None = None
     _cache: Tensor | None = field(default=None, init=False, repr=False, compare=False)
     most_spread: ClassVar[int] = 1 << 22
 
@@ -335,21 +360,37 @@ class Parameter:
         if isinstance(self.setting, Tied | Bounded):
             object.__setattr__(self, "origin", None)
             object.__setattr__(self, "unit", None)
+        entries = self.setting.bounds if isinstance(self.setting, Fixed) else ()
         if isinstance(self.setting, Bounded):
             if self.support is not REAL:
                 raise ModelError(f"otp.between is for any real number; the parameter must be {self.support.name}")
             object.__setattr__(self, "support", Between(self.setting.low, self.setting.high))
-        if isinstance(self.setting, Fixed) and self.setting.ties:
+        if isinstance(self.setting, Fixed) and (self.setting.ties or entries):
             size = np.size(self.setting.value)
             if not self.in_part or size != prod(self.shape):
                 raise ModelError(
-                    f"entries can be tied of slopes, all of which are told: {prod(self.shape)}; got {size}"
+                    f"entries can be tied or bounded of slopes, all of which are told: {prod(self.shape)}; got {size}"
                 )
+        if entries or self.rising is not None:
+            object.__setattr__(self, "support", self._between(entries))
+            object.__setattr__(self, "unit", None)
         if isinstance(self.setting, Formula):
             raise ModelError(f"a parameter must be numbers here, not the formula {self.setting.text!r:.60}")
         if isinstance(self.setting, Ridge | PseudoCounts) and self.setting.support is not self.support:
             fits, own = self.setting.support.name, self.support.name
             raise ModelError(f"otp.{self.setting.named} is a prior of {fits}; the parameter must be {own}")
+
+    def _between(self, entries: Sequence[tuple[int, Bounded]]) -> Between:
+        """The support in which single entries have bounds; it keeps the unit of the others."""
+        if self.setting is not None and not isinstance(self.setting, Fixed):
+            raise ModelError("slopes of a monotone effect have no prior, tie or bounds but single ones, in a list")
+        sign = torch.zeros(self.shape).double() if self.rising is None else self.rising.expand(self.shape)
+        low, high = torch.where(sign > 0, 0.0, -torch.inf).flatten(), torch.where(sign < 0, 0.0, torch.inf).flatten()
+        for place, one in entries:
+            low[place] = -torch.inf if one.low is None else one.low
+            high[place] = torch.inf if one.high is None else one.high
+        unit = None if self.unit is None else self.unit.expand(self.shape)
+        return Between(low.reshape(self.shape), high.reshape(self.shape), unit)
 
     def log_prior(self, value: Tensor) -> Tensor | None:
         """Log-density of its prior at natural values (R, ...), up to a constant; None if it has none."""
@@ -382,7 +423,12 @@ class Parameter:
         if not self.in_part or not isinstance(self.setting, Fixed):
             return False
         unknown = np.isnan(np.asarray(self.setting.value, dtype=float))
-        return bool(self.setting.ties) or bool(unknown.any() and not unknown.all())
+        return bool(self.setting.ties or self.setting.bounds) or bool(unknown.any() and not unknown.all())
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether some of its entries have bounds, so that no equations have their solution."""
+        return isinstance(self.support, Between)
 
     @property
     def ties(self) -> tuple[tuple[int, str], ...]:
@@ -453,7 +499,7 @@ class Parameter:
                 f"parameter {name!r} of node {node!r} must have a shape that broadcasts to {self.shape}; "
                 f"got {tuple(value.shape)}"
             ) from None
-        if not self.support.check(value[~value.isnan()] if self.is_given_in_part else value):
+        if not (REAL.check(value[~value.isnan()]) if self.is_given_in_part else self.support.check(value)):
             raise ModelError(
                 f"parameter {name!r} of node {node!r} must be {self.support.name}; got {self.setting.value}"
             )
@@ -568,10 +614,10 @@ def encode(value: Any, owner: type, name: str) -> Any:
             called = next(one for one, (kind, _) in _SETTINGS.items() if isinstance(value, kind))
             held = [np.asarray(value.value, dtype=float).tolist()] if isinstance(value, Fixed | Start) else None
             held = _without_nan([*vars(value).values()] if held is None else held)
-            if isinstance(value, Fixed) and value.ties:
+            if isinstance(value, Fixed) and (value.ties or value.bounds):
                 entries = np.array(value.value, dtype=object)
-                for place, tied in value.ties:
-                    entries.flat[place] = {"tied": tied}
+                for place, one in (*((place, Tied(tied)) for place, tied in value.ties), *value.bounds):
+                    entries.flat[place] = encode(one, owner, name)
                 held = _without_nan([entries.tolist()])
             return {called: held if len(held) > 1 else held[0]}
         case Space():

@@ -40,6 +40,7 @@ from otpdag.mechanisms.parameters import (
     POSITIVE,
     REAL,
     Axis,
+    Between,
     Bounded,
     Formula,
     Parameter,
@@ -219,8 +220,10 @@ class Predictor:
         declared = {self.name: Parameter((self.rows, self.dim), REAL, self.intercept, origin=origin, unit=unit)}
         if self.inputs and not self.network:
             slope_unit = units.out_scale / units.in_scale.unsqueeze(-1) if units else None
+            rising = None if self.terms is None else self.terms.rising
+            rising = None if rising is None else rising * torch.tensor(self.contrast).double().sign()
             declared["weight"] = Parameter(
-                (self.inputs, self.dim), REAL, self.weight, unit=slope_unit, in_part=True, bent=self.bent
+                (self.inputs, self.dim), REAL, self.weight, unit=slope_unit, in_part=True, bent=self.bent, rising=rising
             )
         if self.network:
             width = self.inputs + sum(space.width for _, space in self.family.discrete)
@@ -340,9 +343,10 @@ class Predictor:
             weight: Weights of the rows, (N,) or (N, dim).
             fit: How.
         """
+        declared = self.parameters()
         given = {
             name: parameter.constant(self.family.node, name).to(target)
-            for name, parameter in self.parameters().items()
+            for name, parameter in declared.items()
             if parameter.has_value
         }
         weight = weight if weight.ndim == 2 else weight.unsqueeze(-1)
@@ -359,10 +363,14 @@ class Predictor:
         values = (values - shift) / spread
         slopes = given.get("weight", target.new_full((self.inputs, self.dim), torch.nan))
         free = slopes.isnan().any(-1)
-        offset = offset + values @ (slopes.nan_to_num() * spread.unsqueeze(-1))
-        table, fitted = fit(config if known is None else config[:, :0], values[:, free], target, weight, offset)
+        levels, told = config if known is None else config[:, :0], values @ (slopes.nan_to_num() * spread.unsqueeze(-1))
+        table, fitted = fit(levels, values[:, free], target, weight, offset + told)
         own = slopes[free]
         slopes = slopes.index_put((free,), own.where(~own.isnan(), fitted / spread[free].unsqueeze(-1)))
+        support = declared["weight"].support
+        if isinstance(support, Between):  # the level follows slopes that are moved inside
+            slopes = support.inside(slopes)
+            table, _ = fit(levels, values[:, :0], target, weight, offset + values @ (slopes * spread.unsqueeze(-1)))
         return {self.name: table - shift @ slopes if known is None else known, "weight": slopes}
 
     def predict_rows(self, start: dict[str, Tensor], parents: Parents) -> Tensor:

@@ -78,7 +78,7 @@ class Simulator(OfAnySpace):
             raise ModelError(f"`bounds` name {unknown[0]!r}, which is none of the parameters {list(self.settings)}")
         for name, setting in self.settings.items():
             own = self.supports[name]
-            if setting is None and not (isinstance(own, Between) and None not in (own.low, own.high)):
+            if setting is None and not (isinstance(own, Between) and bool((own.high - own.low).isfinite())):
                 raise ModelError(f"parameter {name!r} needs a place to start: otp.start(value), or two bounds")
 
     @property

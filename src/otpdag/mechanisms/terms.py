@@ -37,7 +37,8 @@ OPERATORS: Mapping[type, Any] = {
     ast.UAdd: operator.pos,
 }
 KINDS = (
-    "a parent, C(x), scores(x), poly(x, 3), spline(x, 6), offset(x), I(...), or a function of parents such as log(x)"
+    "a parent, C(x), scores(x), monotone(x), poly(x, 3), spline(x, 6), offset(x), I(...), or a function of parents "
+    "such as log(x)"
 )
 
 
@@ -48,13 +49,15 @@ class Factor:
     Attributes:
         of: The parent, or the expression of numbers.
         is_smoothed: Whether the rows say how much a spline may bend.
+        sign: Of the slopes of a monotone effect: what each category adds to the one before.
     """
 
-    kind: Literal["category", "number", "poly", "spline", "scores"]
+    kind: Literal["category", "number", "poly", "spline", "scores", "monotone"]
     text: str
     of: str
     size: int
     is_smoothed: bool = False
+    sign: int = 0
 
     def columns(self, parents: Parents, knots: Tensor | None, full: bool = True) -> Tensor:
         """What it is at these parents, (R, ..., columns); a category that is not ``full`` lacks its first column."""
@@ -63,6 +66,8 @@ class Factor:
         if self.kind == "scores":
             steps = torch.arange(parents[self.of].shape[-1]).to(parents[self.of])
             return (parents[self.of] * steps).sum(-1, keepdim=True)
+        if self.kind == "monotone":
+            return parents[self.of].flip(-1).cumsum(-1).flip(-1)[..., 1:]
         value = parents[self.of] if self.of in parents else evaluated(parsed(self.of), parents)
         if self.kind == "poly":
             return torch.cat([value**power for power in range(1, self.size + 1)], -1)
@@ -179,6 +184,16 @@ class Terms:
         ends = list(accumulate(sizes, initial=0))
         return tuple(slice(*one) for one in pairwise(ends))
 
+    @cached_property
+    def rising(self) -> Tensor | None:
+        """Signs (columns, 1) of slopes, zero of those that have none; None without a monotone effect."""
+        signs = [
+            prod(one.sign for one, _ in block if one.sign) * any(one.sign for one, _ in block) for block in self.blocks
+        ]
+        columns = [own.stop - own.start for own in self.places]
+        told = [float(sign) for sign, many in zip(signs, columns, strict=True) for _ in range(many)]
+        return torch.tensor(told).double().unsqueeze(-1) if any(signs) else None
+
     def bends(self) -> Iterator[tuple[slice, Tensor]]:
         """Columns of each product with a smoothed spline, and how much it bends: a quadratic form of their slopes."""
         for place, block in zip(self.places, self.blocks, strict=True):
@@ -214,7 +229,8 @@ class Terms:
         plain += [[one] for one in self.offsets]
         states = prod(space.width for _, space in self.family.discrete)
         return states <= self.most_states and all(
-            len(own) <= 1 and all(o.kind == "scores" or (o.kind == "number" and o.of in numbers) for o in own)
+            len(own) <= 1
+            and all(o.kind in ("scores", "monotone") or (o.kind == "number" and o.of in numbers) for o in own)
             for own in plain
         )
 
@@ -345,6 +361,8 @@ def _factor(text: str, family: Family) -> Factor:
         name, of, others = tree.func.id, ast.unparse(tree.args[0]), [ast.unparse(one) for one in tree.args[1:]]
         if name in ("C", "scores") and not others and of in spaces and spaces[of].is_discrete:
             return Factor("category", of, of, spaces[of].width) if name == "C" else Factor("scores", text, of, 1)
+        if name == "monotone" and others in ([], ["-1"]) and of in spaces and spaces[of].is_discrete:
+            return Factor("monotone", text, of, spaces[of].width - 1, sign=-1 if others else 1)
         free = name == "spline" and others[1:] == ["0"]
         if (
             name in ("poly", "spline")

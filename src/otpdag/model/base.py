@@ -476,8 +476,10 @@ def _mechanism_of(column: ColumnType, graph: Graph, node: str) -> Mechanism:
 
 
 def _keeps_settings(mechanism: Mechanism, before: Params, after: Params) -> bool:
-    """Whether all that a user fixed or tied is as it was."""
+    """Whether all that a user fixed or tied is as it was, and all else inside its bounds."""
     for name, parameter in mechanism.declared().items():
+        if parameter.is_bounded and not parameter.support.holds(after[name]).all():
+            return False
         if not isinstance(parameter.setting, Fixed | Tied):
             continue
         held = torch.as_tensor(parameter.fixed_entries()).flatten()
