@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from scipy.special import chdtrc
 
 from otpdag.data.sequences import Sequences, as_sequences
 from otpdag.engine import FitResult, fit
@@ -34,8 +35,10 @@ def compare(
         options: Passed on to :func:`otpdag.fit`.
 
     Returns:
-        One row for each model, in the order given: ``log_likelihood``, ``parameters``, ``AIC``, ``BIC`` and, with
-        folds, ``cv_log_likelihood``, the mean of a held-out row (or step), with its standard error ``cv_std_error``.
+        One row for each model, in the order given: ``log_likelihood``, ``parameters``, ``AIC``, ``BIC``, ``chi2``,
+        ``df`` and ``p_value`` of the likelihood ratio to the model with the most parameters, which means something of
+        those that are cases of it, and, with folds, ``cv_log_likelihood``, the mean of a held-out row (or step), with
+        its standard error ``cv_std_error``.
 
     >>> import numpy as np, otpdag as otp
     >>> from otpdag import mechanisms as m
@@ -62,7 +65,11 @@ def compare(
             fit(model, data, seed=seed, **options)
     table = _criteria(named, data, folds if folds else None, seed, options)
     table.index.name = "model"
-    return table
+    lacking = table["parameters"].max() - table["parameters"]
+    ratio = 2 * (table["log_likelihood"].iloc[lacking.argmin()] - table["log_likelihood"])
+    chance = pd.Series(chdtrc(lacking, ratio.clip(lower=0.0)), table.index)
+    tests = pd.DataFrame({"chi2": ratio, "df": lacking, "p_value": chance}).where(lacking > 0)
+    return pd.concat([table.iloc[:, :4], tests, table.iloc[:, 4:]], axis=1)
 
 
 @dataclass(frozen=True)

@@ -255,18 +255,27 @@ def test_reweighted_rows_are_resampled_rows():
         torch.testing.assert_close(found[replica], alone[0])
 
 
-@pytest.mark.parametrize("method", ["likelihood", "transport"])
-def test_priors_that_do_not_count_are_named(method):
-    """A transport cost is no log-likelihood to which a prior adds: nor does the summary say that there is one."""
+def test_priors_that_would_not_count_are_refused():
+    """A transport cost is no log-likelihood to which a prior adds."""
     rng = np.random.default_rng(13)
     x = rng.normal(size=100)
     model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal(weight=otp.ridge(1e6))})
-    result = otp.fit(model, pd.DataFrame({"x": x, "y": x + 0.5 * rng.normal(size=100)}), method=method, seed=0)
-    said = "these counted for nothing: ridge(1e+06) on y.weight"
-    slope, counts = float(np.squeeze(model.params()["y"]["weight"])), method == "likelihood"
-    assert slope == pytest.approx(0.0 if counts else 1.0, abs=0.2)
-    assert any(said in note for note in result.notes) != counts
-    assert ("priors: " in str(result.summary())) == counts
+    table = pd.DataFrame({"x": x, "y": x + 0.5 * rng.normal(size=100)})
+    with pytest.raises(otp.ModelError, match=r"'y': method='transport' has no likelihood that otp.ridge on 'weight'"):
+        otp.fit(model, table, method="transport")
+    result = otp.fit(model, table, method="likelihood")
+    assert float(np.squeeze(model.params()["y"]["weight"])) == pytest.approx(0.0, abs=0.2)
+    assert "ridge(1e+06) on y.weight" in str(result.summary())
+
+
+def test_priors_by_default_that_do_not_count_are_named():
+    rng = np.random.default_rng(14)
+    model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal(network=(2,))})
+    table = pd.DataFrame(rng.normal(size=(60, 2)), columns=["x", "y"])
+    with pytest.warns(otp.ConvergenceWarning):
+        result = otp.fit(model, table, method="transport", steps=2)
+    assert any("these counted for nothing: ridge(0.1) on y.network" in note for note in result.notes)
+    assert "priors: " not in str(result.summary())
 
 
 # -- sequences --------------------------------------------------------------------------------------------------------

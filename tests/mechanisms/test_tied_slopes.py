@@ -6,9 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import statsmodels.api as sm
+from scipy.optimize import minimize_scalar
+from scipy.stats import chi2
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.interop import by_group
 
 GRAPH = otp.Graph([("x", "y"), ("z", "y"), ("x", "w"), ("z", "w")])
 TIED = [otp.tie("k"), math.nan]
@@ -100,3 +103,29 @@ def test_what_cannot_be_tied_is_named(nodes, words):
     every = {"x": m.Normal(), "z": m.Normal(), "y": m.Normal(), "w": m.Normal()}
     with pytest.raises(otp.ModelError, match=words):
         otp.Model(GRAPH, every | nodes)
+
+
+def test_groups_with_equal_slopes_are_compared_with_free_ones_by_the_likelihood_ratio():
+    rng = np.random.default_rng(31)
+    group, x = rng.integers(0, 2, 300), rng.normal(size=300)
+    y = np.where(group, 1.0 + 0.8 * x, 0.4 * x) + np.where(group, 0.5, 1.5) * rng.normal(size=300)
+    wide = by_group(pd.DataFrame({"x": x, "y": y, "school": np.array(["a", "b"])[group]}), "school")
+    graph = otp.Graph([("x[a]", "y[a]"), ("x[b]", "y[b]")])
+
+    def model(slope):
+        each = {f"{name}[{one}]": m.Normal(weight=slope if name == "y" else None) for name in "xy" for one in "ab"}
+        return otp.Model(graph, each)
+
+    table = otp.compare({"free": model(None), "equal": model(otp.tie("slope"))}, wide)
+
+    def loss(slope):  # of both groups, levels and scales at their best
+        left = [y[group == one] - slope * x[group == one] for one in (0, 1)]
+        return sum(len(one) * np.log(one.std()) for one in left)
+
+    apart = [sm.OLS(y[group == one], sm.add_constant(x[group == one])).fit().resid for one in (0, 1)]
+    free = sum(len(one) * np.log(one.std()) for one in apart)
+    ratio = 2 * (minimize_scalar(loss, bounds=(-2, 2), method="bounded", options={"xatol": 1e-10}).fun - free)
+    assert table.loc["equal", "chi2"] == pytest.approx(ratio, abs=1e-5)
+    assert table.loc["equal", "df"] == 1
+    assert table.loc["equal", "p_value"] == pytest.approx(chi2.sf(ratio, 1), rel=1e-4)
+    assert table.loc["free", ["chi2", "df", "p_value"]].isna().all()

@@ -50,6 +50,7 @@ from otpdag.errors import (
 )
 from otpdag.files import as_path
 from otpdag.matching.transport_rows import TransportRows
+from otpdag.mechanisms.parameters import PseudoCounts, Ridge
 from otpdag.model import Model
 from otpdag.numerics import Array, at_work
 from otpdag.problem import Problem, Units
@@ -150,6 +151,7 @@ def fit(
     kind = recognise(model, data, weights=weights, device=device, every_row=every_row)
     check_honoured(kind, weights=weights is not None, robust=robustness is not None, device=device)
     plan = resolve(kind, method, robust=robustness, steps=steps, restarts=restarts, course=course)
+    _check_priors(model, plan.method)
     work = kind.work(plan.method)
     bounded = nullcontext() if work is None else at_work(work)
     listening = stopping.listening(to_terminate=checkpoint is not None)
@@ -256,6 +258,21 @@ def _about(kind: DataKind, plan: Plan, seed: int) -> dict[str, str]:
         "model's fingerprint": fingerprint(kind.model),
         "data's fingerprint": fingerprint(kind),
     }
+
+
+def _check_priors(model: Model, method: Method) -> None:
+    """Refuse priors that were asked for where they would count for nothing; those by default are noted."""
+    if method.counts_priors:
+        return
+    for node, mechanism in model.structure.mechanisms.items():
+        for name, parameter in mechanism.declared().items():
+            prior = parameter.setting if isinstance(parameter.setting, Ridge | PseudoCounts) else None
+            if prior is None or name.startswith("network.") or isinstance(prior.penalty, Tensor) or prior.penalty == 0:
+                continue
+            raise ModelError(
+                f"node {node!r}: method={method.name!r} has no likelihood that otp.{prior.named} on {name!r} could add "
+                "to; leave it out, or choose method='likelihood'"
+            )
 
 
 def _notes(kind: DataKind, method: Method, kept: Array | None) -> list[str]:
