@@ -59,6 +59,34 @@ def test_random_intercepts_are_those_of_mixed_models() -> None:
     np.testing.assert_allclose(blups, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("adds", [0.8, 0.05])
+def test_intervals_of_what_groups_add_are_those_of_the_profile_likelihood(adds: float) -> None:
+    rng = np.random.default_rng(12)
+    school, x = np.repeat(np.arange(12), 6), rng.normal(size=72)
+    table = pd.DataFrame({"x": x, "y": 0.5 * x + adds * rng.normal(size=12)[school] + 0.7 * rng.normal(size=72)})
+    design, same = np.c_[np.ones(72), x], (school[:, None] == school).astype(float)
+
+    def deviance(spread: float) -> float:  # the least with this standard deviation of intercepts, levels at their best
+        def of_noise(log_noise: float) -> float:
+            covariance = spread**2 * same + np.exp(2 * log_noise) * np.eye(72)
+            inverse = np.linalg.inv(covariance)
+            left = table["y"] - design @ np.linalg.solve(design.T @ inverse @ design, design.T @ inverse @ table["y"])
+            return float(left @ inverse @ left + np.linalg.slogdet(covariance)[1])
+
+        return optimize.minimize_scalar(of_noise, bounds=(-2, 1), method="bounded", options={"xatol": 1e-8}).fun
+
+    most = optimize.minimize_scalar(deviance, bounds=(0.0, 3.0), method="bounded", options={"xatol": 1e-8})
+
+    def above(spread: float) -> float:
+        return deviance(spread) - most.fun - stats.chi2.ppf(0.9, 1)
+
+    lower = optimize.brentq(above, 0.0, most.x) if above(0.0) > 0 else 0.0
+    own = otp.fit(intercepts(), table.assign(school=school)).standard_errors(level=0.9)
+    [found] = own[(own["node"] == "y") & (own["at"] == "u")][["lower", "upper"]].to_numpy()
+    np.testing.assert_allclose(found, [lower, optimize.brentq(above, most.x, 5.0)], atol=2e-3)
+    assert (found[0] == 0) == (adds < 0.1)
+
+
 def test_random_slopes_are_those_of_mixed_models() -> None:
     table = grouped()
     model = slopes()

@@ -16,6 +16,7 @@ of scales and rates, logits of probabilities.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -38,7 +39,7 @@ from otpdag.mechanisms import Mechanism
 from otpdag.mechanisms.parameters import INCREASING, REAL, SIMPLEX, UNIT, Between, Parameter
 from otpdag.mechanisms.predictor import Predicted
 from otpdag.numerics import Flags, at_work, first_connected
-from otpdag.problem import Problem, RowObjective, TableRows, Units, apart, curvature, differences
+from otpdag.problem import Problem, RowObjective, TableRows, Units, apart, curvature, differences, loss_and_gradient
 from otpdag.settings import ClosedForm, Objective
 from otpdag.structure import Structure, pack, parameter_places, unpack
 from otpdag.tables import estimates
@@ -302,6 +303,8 @@ def standard_errors(
     table["lower"], table["upper"] = _ends(parameters, table["estimate"], table["std_error"], level)
     if isinstance(problem, Units):
         _add_one_sided(table, problem, point, slopes, numbers, level)
+        if errors == "information" and problem.is_likelihood:
+            _profile_groups(table, problem, point, slopes, information.covariance, level)
     return table, information.is_of_maximum
 
 
@@ -354,6 +357,59 @@ def _add_one_sided(
         ends = (-np.inf, math.log(rate)) if is_rate else (1 - share, 1.0) if value > other else (0.0, share)
         table.loc[place, "lower"], table.loc[place, "upper"] = ends
         table.loc[place, "note"] = "at the edge"
+
+
+def _profile_groups(
+    table: pd.DataFrame, problem: Units, point: Tensor, slopes: Tensor, covariance: Tensor, level: float
+) -> None:
+    """Replace the intervals of what groups add by those of the profile likelihood.
+
+    The slope of a node that groups share is a standard deviation, whose likelihood is far from normal with few groups.
+    """
+    structure, reach = problem.structure, float(sp.special.ndtri((1 + level) / 2))
+    named = list(zip(table["node"], table["at"].astype(str), strict=True))
+    for shared in structure.shared:
+        readers = structure.graph.children(shared)
+        own = [i for i, (node, at) in enumerate(named) if node in readers and shared in re.split(":|, ", at)]
+        if len(own) != 1 or not np.isfinite(table["std_error"][own[0]]) or (slopes[own[0]] != 0).sum() != 1:
+            continue  # with several slopes, or ties, signs and sizes hang together
+        [place], [column] = own, slopes[own[0]].nonzero().flatten().tolist()
+        value, unit = abs(float(table["estimate"][place])), float(slopes[place, column].abs())
+        ends = _profiled(problem, point, covariance, column, value / unit, reach)
+        table.loc[place, ["lower", "upper"]] = [max(end, 0.0) * unit for end in ends]
+
+
+def _profiled(
+    problem: Units, point: Tensor, covariance: Tensor, column: int, value: float, reach: float, steps: int = 12
+) -> tuple[float, float]:
+    """Where the best likelihood at other values of a raw number above zero lies ``reach`` squared below the maximum.
+
+    Other numbers move by steps of the information at the maximum, along which the number itself stays.
+    """
+    along = covariance[:, column] / covariance[column, column]
+    beside = covariance - torch.outer(along, along) * covariance[column, column]
+    mass, sign = float(problem.unit_mass.sum()), 1.0 if float(point[0, column]) >= 0 else -1.0
+    laid_out = problem.laid_out_for(point)
+
+    def deviance(moved: float) -> float:
+        at = point + sign * moved * along
+        for _ in range(3):
+            _, gradient = loss_and_gradient(laid_out.loss, at)
+            at = at - mass * gradient @ beside
+        return 2 * mass * float(laid_out.loss(at).total - best)
+
+    with at_work(problem.rows):
+        best, ends = laid_out.loss(point).total, []
+        for side in (-1.0, 1.0):
+            moved = side * reach * float(covariance[column, column].sqrt())
+            for _ in range(steps):
+                moved = max(moved, -value)
+                fall = max(deviance(moved), 1e-12) ** 0.5
+                if abs(fall / reach - 1) < 1e-3 or (moved == -value and fall < reach):
+                    break
+                moved *= reach / fall
+            ends.append(value + moved)
+    return ends[0], ends[1]
 
 
 def _stands_alone(problem: Units, node: str, name: str) -> bool:
