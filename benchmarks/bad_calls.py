@@ -29,7 +29,7 @@ __all__ = ["bad_calls", "damaged_folders", "raw_error"]
 
 Call = tuple[str, Callable[[], Any]]
 ODD: tuple[Any, ...] = (None, 5, -1, 2.5, True, float("nan"), "abc", b"x", [], {}, object(), [[1], [2, 3]], ["a"])
-ODD += (float("inf"), 10**400, 1j, "a" * 300)
+ODD += (float("inf"), 10**400, 1j, "a" * 300, 10**30, np.ones(3), pd.Series([1.0, 2.0]), torch.zeros(2, 2), {"x": None})
 GRAPH = otp.Graph([("x", "y")])
 TABLE = pd.DataFrame({"x": np.arange(20.0) % 7, "y": np.arange(20.0) % 5, "c": list("ab") * 10})
 
@@ -51,8 +51,8 @@ def raw_error(call: Call) -> str | None:
 def bad_calls() -> Iterator[Call]:
     """Arguments of every kind that are wrong, or doubtful."""
     fitted = otp.Model(GRAPH, {"x": m.Normal(), "y": m.Normal()})
-    otp.fit(fitted, TABLE)
-    for what, value in itertools.product(_of_one(fitted), ODD):
+    result = otp.fit(fitted, TABLE)
+    for what, value in itertools.product([*_of_one(fitted), *_of_a_result(result), *_options()], ODD):
         name, call = what
         yield f"{name} {value!r:.30}", lambda call=call, value=value: call(value)
     yield from _tables()
@@ -117,6 +117,56 @@ def _of_one(fitted: otp.Model) -> list[tuple[str, Callable[[Any], Any]]]:
         ("set_params", lambda v: _copy(fitted).set_params(v)),
         ("set_params value", lambda v: _copy(fitted).set_params({"x": {"loc": v}})),
         ("labels", fitted.labels),
+    ]
+
+
+def _of_a_result(result: otp.FitResult) -> list[tuple[str, Callable[[Any], Any]]]:
+    fitted = result.model
+    return [
+        ("intervals draws", lambda v: result.intervals(draws=v)),
+        ("intervals seed", lambda v: result.intervals(draws=10, seed=v)),
+        ("intervals level", lambda v: result.intervals(draws=10, level=v)),
+        ("standard_errors errors", lambda v: result.standard_errors(errors=v)),
+        ("term node", lambda v: result.term(v, "x")),
+        ("term parent", lambda v: result.term("y", v)),
+        ("transport etas", lambda v: result.transport(TABLE, etas=v, rows=5)),
+        ("transport seed", lambda v: result.transport(TABLE, seed=v, rows=5)),
+        ("transport rows", lambda v: result.transport(TABLE, rows=v)),
+        ("query node", fitted.query),
+        ("query do", lambda v: fitted.query("y", do=v)),
+        ("effect treatment", lambda v: fitted.effect(v, "y")),
+        ("effect outcome", lambda v: fitted.effect("x", v)),
+        ("effect on", lambda v: fitted.effect("x", "y", on=v)),
+        ("effect path", lambda v: fitted.effect("x", "y", path=v)),
+        ("identified", lambda v: fitted.identified(v, "y")),
+        ("score kind", lambda v: fitted.score(TABLE, kind=v)),
+        ("impute draws", lambda v: fitted.impute(TABLE, draws=v)),
+        ("counterfactual do", lambda v: fitted.counterfactual(TABLE, v)),
+        ("plan rows", lambda v: fitted.plan(TABLE, rows=v)),
+        ("set_params labels", lambda v: fitted.set_params(fitted.params(), labels=v)),
+        ("impute_to model", lambda v: otp.impute_to(v, "a.parquet", "b.parquet")),
+        ("score_to model", lambda v: otp.score_to(v, "a.parquet", "b.parquet")),
+    ]
+
+
+def _options() -> list[tuple[str, Callable[[Any], Any]]]:
+    return [
+        ("from_frame hidden", lambda v: otp.Model.from_frame(GRAPH, TABLE, hidden=v)),
+        ("from_frame mechanisms", lambda v: otp.Model.from_frame(GRAPH, TABLE, mechanisms=v)),
+        ("SearchSchedule alternative_steps", lambda v: otp.SearchSchedule(alternative_steps=v)),
+        ("SearchSchedule short_rows", lambda v: otp.SearchSchedule(short_rows=v)),
+        ("RobustOptions tails", lambda v: otp.RobustOptions(tails=v)),
+        ("RobustOptions slack", lambda v: otp.RobustOptions(slack=v)),
+        ("Sinkhorn", otp.divergences.Sinkhorn),
+        ("Sinkhorn unbalanced", lambda v: otp.divergences.Sinkhorn(unbalanced=v)),
+        ("MMD bandwidth", lambda v: otp.divergences.MMD(bandwidth=v)),
+        ("MMD scales", lambda v: otp.divergences.MMD(scales=v)),
+        ("SmoothL1", otp.costs.SmoothL1),
+        ("ridge centre", lambda v: otp.ridge(1.0, v)),
+        ("transport costs", lambda v: otp.transport(costs=v)),
+        ("paper costs", lambda v: otp.paper(costs=v)),
+        ("Sequences time", lambda v: otp.Sequences(TABLE, time=v)),
+        ("from_spec", m.from_spec),
     ]
 
 

@@ -103,7 +103,7 @@ def test_what_makes_no_sense_is_refused_by_name(fitted, ask, message):
         (lambda one: one.bootstrap(jobs=0), "jobs must be a whole number of at least 1; got 0"),
         (lambda one: one.transport(TABLE, rows="a"), "rows must be a whole number of at least 1; got 'a'"),
         (lambda one: one.transport(TABLE, seed="a"), "seed must be a non-negative integer"),
-        (lambda one: one.transport(TABLE, etas=5), "etas must be a list of numbers; got 5"),
+        (lambda one: one.transport(TABLE, etas=["a"]), "etas must be a number of at least 0; got 'a'"),
         (lambda one: one.term([], "x"), r"parent must be a number that node \[\] reads, of \[\]; got 'x'"),
     ],
 )

@@ -58,6 +58,13 @@ def test_truth_values_and_numbers_are_not_one_category():
         ("variable b", "variable a { type discrete [ 2 ] { x, y }; }\nvariable b", "two `variable` blocks of 'a'"),
         ("{ no, yes }", "{ no, no }", "declares 2 different states; got 1"),
         ("( b | a )", "( b | a, a )", "names a node twice"),
+        (
+            "(yes) 0.0, 1.0;",
+            "(yes) 0.0, 1.0; (no) 0.2, 0.8;",
+            "the table of 'b' must give every row once; got '[(] no',",
+        ),
+        ("(yes) 0.0, 1.0;", "default 0.0, 1.0; default 0.5, 0.5;", "the table of 'b' must give every row once"),
+        ("(yes) 0.0, 1.0;", "table 0.9, 0.0, 0.1, 1.0;", "the table of 'b' must give every row once"),
         ("table 0.8, 0.2", "table 1.5, -0.5", "hold no number below 0"),
     ],
 )

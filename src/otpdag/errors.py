@@ -136,7 +136,7 @@ def check_positive(name: str, value: object) -> None:
 
 def check_numbers(name: str, values: object, least: float = -math.inf) -> None:
     """Refuse what is no list of numbers of at least ``least``."""
-    if not isinstance(values, Iterable) or isinstance(values, str):
+    if not isinstance(values, Sequence) or isinstance(values, str):
         raise ModelError(f"{name} must be a list of numbers; got {values!r:.100}")
     for value in values:
         check_number(name, value, least)

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from otpdag.datasets._synthetic import draw_states
-from otpdag.errors import DataError, GraphError
+from otpdag.errors import DataError, GraphError, listed
 from otpdag.files import as_path
 from otpdag.graph import Graph
 from otpdag.numerics import Array
@@ -214,6 +214,9 @@ def _table(name: str, states: Mapping[str, tuple[str, ...]], statements: list[li
     """Read a table with an axis for each parent, and the node's own states last; each row is scaled to sum to one."""
     shape = tuple(map(len, states.values()))
     table = np.full(shape, np.nan)
+    told = [" ".join(one[: one.index(")")] if one[0] == "(" else one[:1]) for one in statements if one[0] != "property"]
+    if len(set(told)) < len(told) or ("table" in told and len(told) > 1):
+        raise DataError(f"the table of '{name}' must give every row once; got {listed(told)}")
     for statement in statements:
         match statement:
             case ["(", *rest] if ")" in rest:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -84,7 +83,7 @@ class MMD(AbstractDivergence):
             raise ModelError(f"`kernel` must be a function of squared distances; got {self.kernel!r}")
         check_numbers("`scales`", self.scales)
         width: Any = self.bandwidth
-        if not (width == "median" if isinstance(width, str) else isinstance(width, Real) and float(width) > 0):
+        if not (width == "median" if isinstance(width, str) else isinstance(width, int | float) and width > 0):
             raise ModelError(f"`bandwidth` must be 'median' or a positive number; got {self.bandwidth!r}")
         if not self.scales or not all(scale > 0 for scale in self.scales):
             raise ModelError(f"`scales` must hold positive numbers; got {self.scales}")

@@ -102,7 +102,7 @@ class Method:
 
 def current_name(method: object) -> str:
     """A name of a method as it is now, with a warning where it has changed; what is none is refused."""
-    if method == "entropic":
+    if isinstance(method, str) and method == "entropic":
         warnings.warn("method='entropic' is called 'likelihood' now", DeprecationWarning, stacklevel=4)
         return "likelihood"
     if not isinstance(method, str) or method not in ("auto", "likelihood", "transport", "pairs", "paper"):
@@ -142,7 +142,7 @@ def entropic(
         sums: Sizes of the sums over what is unknown.
         steps: Most steps.
     """
-    push = PushForward(eta, divergence or Energy()) if eta else None
+    push = None if isinstance(eta, float | int) and eta == 0 else PushForward(eta, divergence or Energy())
     closed = ClosedForm(reference=reference, sums=sums or SumSizes())
     return Method("entropic", Objective(eps=eps, push_forward=push), closed, Deterministic(steps=steps))
 

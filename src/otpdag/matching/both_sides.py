@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -48,8 +49,9 @@ def both_sides(
     direct = float(Wasserstein()(rows[None], made, share, weight)[0])
     noise = _all_noise(own)
     told = []
+    etas = np.atleast_1d(np.asarray(etas, dtype=object)).tolist()
     check_numbers("etas", etas, 0.0)
-    for eta in etas:
+    for eta in map(float, etas):
         rebuilt, apart = _pairs(own, naturals, columns, rows, noise, eta)
         plan = Wasserstein(cost=_looked_up(rebuilt + eta * apart))
         left, right = (torch.arange(size, dtype=torch.float64)[None, :, None] for size in rebuilt.shape)
