@@ -576,7 +576,8 @@ def expectations(
     weight = layout.batch.weight if weight is None else weight
     sampled = {} if sampled is None else sampled
     with torch.no_grad():
-        slopes = Slopes({node: _leaves(naturals[node], _replicas(naturals, weight)) for node in sampled})
+        replicas = _replicas(naturals, weight)  # once: a search through the parameters of all nodes
+        slopes = Slopes({node: _leaves(naturals[node], replicas) for node in sampled})
         summary = Summary(naturals, layout, weight, tempering, slopes=slopes, sampled=sampled, complete=complete)
         return Expectations(summary.pieces, summary.families(), slopes.total)
 

@@ -439,14 +439,17 @@ class Layout:
     @property
     def is_outgrown(self) -> bool:
         """Whether posteriors have become too wide for the number of points that was chosen for them."""
-        return any(
-            size < self.planner.options.count_points
-            and isinstance(placement, Placement)
-            and placement.grouped > OUTGROWN
+        counts = [
+            placement
             for block in self.blocks
             if block.origin is not None
             for (_, size), placement in block.placements.items()
-        )
+            if size < self.planner.options.count_points
+            and isinstance(placement, Placement)
+            and placement.space.is_countable
+        ]
+        # of all rows: of the few that share a number of points one may well be grouped where columns are many
+        return sum(one.grouped * len(one.rows) for one in counts) > OUTGROWN * sum(len(one.rows) for one in counts)
 
     def serves(self, replicas: int) -> bool:
         """Whether points were placed for this many replicas, or for all alike."""
