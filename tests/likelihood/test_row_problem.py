@@ -399,23 +399,18 @@ def test_points_are_moved_from_where_they_are_or_laid_anew_where_that_is_too_far
     called = []
 
     def moved(naturals, layout, tempering, *, outgrown):
-        is_coarse = layout.blocks == tuple(block for block in along.unplaced.blocks if block.parts)
-        known = {along.placed: "placed", along.unplaced: "unplaced"}
-        called.append(known.get(layout, "coarse" if is_coarse else "other"))
+        called.append("placed" if layout is along.placed else "unplaced" if layout is along.unplaced else "other")
         assert tempering == along.tempering
-        return Outgrown() if outgrown and layout is along.placed else replace(layout, blocks=layout.blocks)
+        return replace(layout, blocks=layout.blocks) if not outgrown else Outgrown()
 
     class Outgrown:
         is_outgrown = True
-        blocks = (kept := along.placed.blocks[0], replace(kept, origin=torch.arange(1)))
 
-    for is_outgrown, expected in ((False, ["placed"]), (True, ["placed", "coarse"])):
+    for is_outgrown, expected in ((False, ["placed"]), (True, ["placed", "unplaced"])):
         called.clear()
         monkeypatch.setattr(row_problem, "moved", partial(moved, outgrown=is_outgrown))
         nearby = along.laid_out_for(start + 0.1)
         assert called == expected
-        assert nearby.placed.blocks[0] is along.placed.blocks[0]
-        assert len(nearby.placed.blocks) == len(along.placed.blocks)  # none has an origin, and none is coarse
         assert torch.equal(nearby.placed_for, start + 0.1)
         assert along.laid_out_for(start) is along
         assert called == expected

@@ -33,7 +33,7 @@ from otpdag.likelihood.elimination.evidence import (
     on_other_points,
     total_evidence,
 )
-from otpdag.likelihood.elimination.layout import Block, Layout, lay_out, lay_out_within
+from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.likelihood.elimination.posterior import state_probabilities
 from otpdag.likelihood.elimination.sums import Tempering
@@ -299,16 +299,13 @@ class GraphProblem(TableRows):
         """Place the points of numbers and counts where the posteriors of these replicas are."""
         if not self.unplaced.has_points or (self.placed_for is not None and torch.equal(points, self.placed_for)):
             return self
-        naturals, layout = self.naturals(points), self.unplaced
-        kept: tuple[Block, ...] = ()
+        naturals = self.naturals(points)
         if self.placed_for is not None and len(points) == len(self.placed_for):
             near = moved(naturals, self.placed, self.tempering)
             if not near.is_outgrown:
                 return replace(self, placed=near, placed_for=points.detach())
-            kept = tuple(block for block in near.blocks if block.origin is None)  # as many points as ever
-            layout = replace(layout, blocks=tuple(block for block in layout.blocks if block.parts))
-        anew = moved(naturals, layout, self.tempering)
-        return replace(self, placed=replace(anew, blocks=(*kept, *anew.blocks)), placed_for=points.detach())
+        placed = moved(naturals, self.unplaced, self.tempering)
+        return replace(self, placed=placed, placed_for=points.detach())
 
     def refine(self, point: Tensor) -> Refinement | None:
         """Points moved to the posteriors, or twice as many of them, as long as that changes the loss."""

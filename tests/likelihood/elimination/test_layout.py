@@ -1,5 +1,6 @@
 """Layouts of rows: pieces, blocks and sizes, what is refused before any work, and what sums may cost."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -179,6 +180,11 @@ def test_points_are_outgrown_where_one_row_in_twenty_has_counts_without_a_point(
     planner = SimpleNamespace(options=SimpleNamespace(count_points=96))
     layout = SimpleNamespace(planner=planner, blocks=[block])
     assert Layout.is_outgrown.fget(layout) == outgrown
+    # a node of few rows does not make all be laid anew
+    few = Placement("m", Count(), torch.arange(2), size, torch.full((1, 2), 5.0).double(), spread[:, :2])
+    block.placements[1, size] = few
+    block.placements[0, size] = replace(placement, spread=torch.ones(1, 100).double())
+    assert not Layout.is_outgrown.fget(layout)
 
 
 # -- blocks of rows: pieces alike are one, and how rows are cut into blocks changes nothing ---------------------------
