@@ -238,6 +238,7 @@ GOOD = (
     "nodes: {x: {type: Normal, scale: 0.5, loc: {start: 1.0}}, y: {type: Normal, scale: {tie: s}}}",
     "nodes: {x: {type: Categorical, size: 2, probs: [0.5, 0.5]}, y: null}",
     "nodes: {x: {type: Normal, floor: 0.01}}",
+    "{edges: [[a, x], [b, x]], nodes: {x: {type: Normal, weight: [{tie: k}, {between: [null, 1]}, null, 0.5]}}}",
     "nodes: {x: {type: Given, space: {type: Discrete, size: 3}}, y: {type: Given, space: Real}}",
 )
 BAD = (

@@ -147,8 +147,8 @@ def test_a_node_without_edges_and_a_node_without_entry():
         ),
         (
             "{edges: [[a, b]], nodes: {a: {type: Normal, scale: big}}}",
-            "nodes.a.scale: must be a number, a list of them, {start: value}, {tie: name}, {ridge: 1} "
-            "or {pseudo_counts: 1}; got 'big'",
+            r"nodes.a.scale: must be a number, a list of them, {start: value}, {tie: name}, {between: \[0, null\]}, "
+            "{ridge: 1} or {pseudo_counts: 1}; got 'big'",
         ),
         ("{edges: [[a, b]], nodes: {a: {type: Normal, scale: {strat: 1}}}}", "nodes.a.scale: must be a number, a list"),
         ("{edges: [[a, b]], nodes: {a: {type: Normal, scale: {tie: 2}}}}", "nodes.a.scale: must be a number, a list"),

@@ -312,18 +312,16 @@ def _read_setting(value: Any) -> Setting:
         if key == "between" and isinstance(given, list) and len(given) == 2:
             return between(*given)
         if key == "fix" and isinstance(given, list) and any(isinstance(one, Mapping) for one in given):
-            return as_setting(
-                [
-                    np.nan if one is None else _read_setting(one) if isinstance(one, Mapping) else float(one)
-                    for one in given
-                ]
-            )
+            return as_setting([_read_setting(one) if isinstance(one, Mapping) else one for one in given])
         if key in ("fix", "start") and not isinstance(given, bool | str):
             numbers = np.asarray(given, dtype=float)
             return Fixed(numbers) if key == "fix" else Start(numbers)
     except (TypeError, ValueError, OverflowError):
         pass
-    raise ValueError("must be a number, a list of them, {start: value}, {tie: name}, {ridge: 1} or {pseudo_counts: 1}")
+    raise ValueError(
+        "must be a number, a list of them, {start: value}, {tie: name}, {between: [0, null]}, {ridge: 1} or "
+        "{pseudo_counts: 1}"
+    )
 
 
 def _read_space(value: Any) -> Space:
@@ -574,7 +572,9 @@ def _setting() -> dict[str, Any]:
         for key, value in values.items()
     ]
     formula = {"type": "string", "pattern": "^ *~"}
-    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, formula, *single]}
+    alone = [one for one in single if set(one["required"]) & {"tie", "between"}]
+    slopes = {"type": "array", "items": {"anyOf": [*end["anyOf"], *alone]}}
+    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, slopes, formula, *single]}
 
 
 def _space() -> dict[str, Any]:
