@@ -97,6 +97,20 @@ def test_bounds_and_ties_of_single_slopes(table):
     assert read.ties == ((2, "k"),)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.0, None), (None, 0.0)])
+@pytest.mark.parametrize("bounded", ["a", "c"])
+def test_a_factor_starts_with_the_sign_that_bounds_say(bounded, low, high):
+    rng = np.random.default_rng(9)
+    f = rng.normal(size=300)
+    rows = pd.DataFrame({"a": -f, "b": f, "c": f}) + 0.5 * rng.normal(size=(300, 3))
+    graph = otp.Graph([("f", one) for one in "abc"], hidden=["f"])
+    free = otp.fit(otp.Model(graph, {"f": m.Normal(), **{one: m.Normal() for one in "abc"}}), rows)
+    own = {one: m.Normal(weight=otp.between(low, high) if one == bounded else None) for one in "abc"}
+    result = otp.fit(otp.Model(graph, {"f": m.Normal(), **own}), rows)
+    assert result.loss == pytest.approx(free.loss, abs=1e-4)
+    assert (float(np.squeeze(result.model.params()[bounded]["weight"])) > 0) == (high is None)
+
+
 @pytest.mark.parametrize(
     ("node", "told"),
     [

@@ -567,12 +567,12 @@ def _setting() -> dict[str, Any]:
     values |= {"fix": {"$ref": "#/$defs/numbers"}, "start": {"$ref": "#/$defs/numbers"}, "tie": {"type": "string"}}
     end = {"anyOf": [{"type": "null"}, {"type": "number"}]}
     values["between"] = {"type": "array", "prefixItems": [end, end], "minItems": 2, "maxItems": 2}
-    single = [
+    single: list[dict[str, Any]] = [
         {"type": "object", "properties": {key: value}, "required": [key], "additionalProperties": False}
         for key, value in values.items()
     ]
     formula = {"type": "string", "pattern": "^ *~"}
-    alone = [one for one in single if set(one["required"]) & {"tie", "between"}]
+    alone = [one for key, one in zip(values, single, strict=True) if key in ("tie", "between")]
     slopes = {"type": "array", "items": {"anyOf": [*end["anyOf"], *alone]}}
     return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, slopes, formula, *single]}
 

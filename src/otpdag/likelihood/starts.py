@@ -18,6 +18,7 @@ from otpdag.clustering import k_means, nearest
 from otpdag.data import Batch
 from otpdag.data.sequences import SequenceBatch
 from otpdag.mechanisms.base import Sloped
+from otpdag.mechanisms.parameters import Between
 from otpdag.numerics import Array
 from otpdag.spaces import Space
 from otpdag.structure import Structure, lag_name
@@ -154,7 +155,7 @@ def _clusters(
 
 
 def _given_sign(structure: Structure, node: str, guess: Array, known: Mapping[str, Array]) -> Array:
-    """Minus one for components (width,) that move against children whose given slopes say with, or the reverse.
+    """Minus one for components (width,) that move against children whose given slopes or bounds say with, or reverse.
 
     A factor that is marked by a loading of one does not turn round by descent: its scale goes to zero on the way.
     """
@@ -162,11 +163,15 @@ def _given_sign(structure: Structure, node: str, guess: Array, known: Mapping[st
     for child in structure.graph.children(node):
         mechanism = structure.mechanisms[child]
         weight = mechanism.declared().get("weight")
-        if child not in known or weight is None or not weight.has_value or not isinstance(mechanism, Sloped):
+        if child not in known or weight is None or not isinstance(mechanism, Sloped):
             continue
-        slopes = mechanism.slopes({"weight": weight.constant(child, "weight").unsqueeze(0)}, node)
+        given = (
+            weight.constant(child, "weight").nan_to_num() if weight.has_value else torch.zeros(weight.shape).double()
+        )
+        given = weight.support.inside(given) if isinstance(weight.support, Between) else given
+        slopes = mechanism.slopes({"weight": given.unsqueeze(0)}, node)
         if slopes is not None:
-            agreement += slopes[0].nan_to_num().numpy() * ((guess - guess.mean(0)).T @ known[child][:, -1])
+            agreement += slopes[0].numpy() * ((guess - guess.mean(0)).T @ known[child][:, -1])
     return np.where(agreement < 0, -1.0, 1.0)
 
 
