@@ -1,6 +1,7 @@
 """Layouts of rows: pieces, blocks and sizes, what is refused before any work, and what sums may cost."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from otpdag.data import Batch
 from otpdag.errors import DataError, ModelError
 from otpdag.likelihood.elimination.evidence import log_evidence, moved, total_evidence
 from otpdag.likelihood.elimination.families import describe_families
-from otpdag.likelihood.elimination.layout import Layout, lay_out, lay_out_within
+from otpdag.likelihood.elimination.layout import Layout, fitting, lay_out, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions, Kind, plan
 from otpdag.likelihood.elimination.unknown_numbers import Placement
 from otpdag.spaces import Count, Discrete, Real
@@ -230,3 +231,32 @@ def test_larger_tables_are_tried_where_no_coarser_points_serve(monkeypatch):
     assert lay_out_within(structure, batch, EliminationOptions(largest_table=32)).largest_table == 32
     with pytest.raises(ModelError, match="at most 31 are summed"):
         lay_out_within(structure, batch, EliminationOptions(largest_table=31))
+
+
+@dataclass(frozen=True)
+class RowsOf:
+    """Rows of a plan, each with so many entries."""
+
+    rows: range
+    each: int
+
+    @property
+    def plan(self):
+        return SimpleNamespace(kind=SimpleNamespace(families=(self.each,)), entries=lambda families: self.each)
+
+    def at(self, place):
+        return replace(self, rows=self.rows[place])
+
+
+@pytest.mark.parametrize("entries", [10, 100, 1000])
+def test_parts_that_are_laid_out_together_fit_into_memory_and_are_as_many_as_do(entries):
+    planner = SimpleNamespace(options=SimpleNamespace(memory=8 * entries), families=())
+    parts = [RowsOf(range(7), 3), RowsOf(range(7, 20), 12), RowsOf(range(20, 64), 5)]
+    together = list(fitting(planner, parts))
+    sizes = [[part.each * len(part.rows) for part in some] for some in together]
+    assert sorted(row for some in together for part in some for row in part.rows) == list(range(64))
+    assert all(
+        sum(own) <= entries or [len(part.rows) for part in some] == [1]
+        for own, some in zip(sizes, together, strict=True)
+    )
+    assert all(sum(own) + following[0] > entries for own, following in pairwise(sizes))
