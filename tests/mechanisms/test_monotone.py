@@ -133,3 +133,12 @@ def test_a_support_by_entries_is_there_and_back():
     values = torch.tensor([[-7.0, 0.5, -3.0, 0.3]]).double()
     torch.testing.assert_close(support.natural(support.raw(values)), values)
     assert support.check(support.inside(torch.tensor([[-7.0, -0.5, 3.0, 4.0]]).double()))
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_edges_and_steps_follow_the_units_of_the_column(table, unit):
+    rows = table.assign(y=unit * table["y"])
+    own = fitted(rows, "y", m.Normal(terms="monotone(grade)")).standard_errors().query("parameter == 'weight'")
+    plain = fitted(table, "y", m.Normal(terms="monotone(grade)")).standard_errors().query("parameter == 'weight'")
+    assert list(own["note"]) == list(plain["note"])
+    np.testing.assert_allclose(own["estimate"] / unit, plain["estimate"], atol=2e-3)

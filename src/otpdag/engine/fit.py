@@ -265,14 +265,13 @@ def _check_priors(model: Model, method: Method) -> None:
     if method.counts_priors:
         return
     for node, mechanism in model.structure.mechanisms.items():
-        for name, parameter in mechanism.declared().items():
-            prior = parameter.setting if isinstance(parameter.setting, Ridge | PseudoCounts) else None
-            if prior is None or name.startswith("network.") or isinstance(prior.penalty, Tensor) or prior.penalty == 0:
-                continue
-            raise ModelError(
-                f"node {node!r}: method={method.name!r} has no likelihood that otp.{prior.named} on {name!r} could add "
-                "to; leave it out, or choose method='likelihood'"
-            )
+        for name, prior in ((name, one.setting) for name, one in mechanism.declared().items() if "." not in name):
+            by_default = isinstance(prior, PseudoCounts) and isinstance(prior.penalty, Tensor)
+            if isinstance(prior, Ridge | PseudoCounts) and not by_default and prior.penalty != 0:
+                raise ModelError(
+                    f"node {node!r}: method={method.name!r} has no likelihood that otp.{prior.named} on {name!r} could "
+                    "add to; leave it out, or choose method='likelihood'"
+                )
 
 
 def _notes(kind: DataKind, method: Method, kept: Array | None) -> list[str]:

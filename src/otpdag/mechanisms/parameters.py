@@ -5,6 +5,7 @@ By its axes tables name a parameter's numbers, and labels can be exchanged. File
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -171,9 +172,8 @@ class Between(Support):
 
     def at_bound(self, value: float, place: int, least: float = 1e-3) -> bool:
         """Whether the entry at a place is so close to one of its bounds."""
-        ends = torch.stack([end.flatten()[place % end.numel()] for end in (self.low, self.high)])
-        near = (value - ends[ends.isfinite()]).abs() < least * ends[ends.isfinite()].abs().clamp(min=1.0)
-        return bool(near.any())
+        low, high, unit = (float(one.flatten()[place % one.numel()]) for one in (self.low, self.high, self.unit))
+        return any(abs(value - end) < least * max(unit, abs(end)) for end in (low, high) if abs(end) < math.inf)
 
 
 REAL, POSITIVE, ABOVE_ONE, UNIT, SIMPLEX = Support(), _Positive(), Between(1.0, None), _Unit(), _Simplex()
