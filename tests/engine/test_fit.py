@@ -534,7 +534,7 @@ def test_costs_of_unknown_nodes_are_refused():
         (lambda: Deterministic(steps=0), "steps must be a whole number of at least 1; got 0"),
         (lambda: Adam(steps=0), "steps must be a whole number of at least 1; got 0"),
         (lambda: EM(steps=0), "steps must be a whole number of at least 1; got 0"),
-        (lambda: Adam(learning_rate=0.0), "learning_rate must be above zero; got 0"),
+        (lambda: Adam(learning_rate=0.0), "learning_rate must be positive; got 0"),
         (lambda: otp.entropic().with_steps(0), "steps must be a whole number of at least 1; got 0"),
         (lambda: otp.transport("sideways"), "route must be 'direct' or 'backward'; got 'sideways'"),
         (

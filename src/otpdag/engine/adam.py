@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from otpdag.engine.optimiser import Memory, Outcome, Progress, Run, Watch, as_memory
-from otpdag.errors import ModelError, check_count, check_number
+from otpdag.errors import ModelError, check_count, check_positive
 from otpdag.noise import Streams
 from otpdag.numerics import under
 from otpdag.problem import Minibatched, split_theta
@@ -44,9 +44,7 @@ class Adam:
         """Refuse what makes no step."""
         check_count("steps", self.steps)
         first = self.learning_rate(0.0) if callable(self.learning_rate) else self.learning_rate
-        check_number("learning_rate", first)
-        if not first > 0:
-            raise ModelError(f"learning_rate must be above zero; got {self.learning_rate}")
+        check_positive("learning_rate", first)
 
     def rate(self, progress: float) -> float:
         """The learning rate at a share of the steps."""

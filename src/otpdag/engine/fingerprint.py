@@ -163,12 +163,9 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 def _inner(member: Any) -> list[Any]:
     """A member of a class: of properties and methods what is behind them."""
-    if not isinstance(
-        member, property | classmethod | staticmethod | functools.partialmethod | functools.cached_property
-    ):
-        return [member]
-    behind = ("fget", "fset", "__func__", "func", "args", "keywords")
-    return [getattr(member, name) for name in behind if hasattr(member, name)]
+    methods = property | classmethod | staticmethod | functools.partialmethod | functools.cached_property
+    behind = ("fget", "fset", "__func__", "func", "args", "keywords") if isinstance(member, methods) else ()
+    return [getattr(member, name) for name in behind if hasattr(member, name)] or [member]
 
 
 def _pieces_by_itself(value: Any) -> Iterator[Any]:

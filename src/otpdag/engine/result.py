@@ -48,15 +48,7 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import (
-    ConvergenceWarning,
-    ModelError,
-    check_choice,
-    check_count,
-    check_seed,
-    check_share,
-    listed,
-)
+from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_seed, check_share, listed
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import Array, Ints, at_work
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
