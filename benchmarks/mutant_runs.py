@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import sys
@@ -33,7 +34,9 @@ __all__ = ["TIME", "Request", "Runner", "changed_functions"]
 
 SECONDS = 600.0
 """After so long a mutant is given up, and counts neither as noticed nor as a survivor."""
-TIME = "time"
+MOST_MEMORY = 8 << 30
+"""Of a fork, in bytes: a mutant that asks for more gets an error, before the machine has none left."""
+TIME, CRASH = "time", "crash"
 PASSED = "passed"
 UNKNOWN = "unknown"
 OPTIONS = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--no-header", "--assert=plain"]
@@ -109,7 +112,7 @@ def _answer_all(requests: Connection, run: Callable[[Request], str]) -> None:
             if noticed == UNKNOWN:
                 requests.send(NotImplementedError())
                 continue
-            if noticed is not None and noticed not in (TIME, *sound):
+            if noticed is not None and noticed not in (TIME, CRASH, *sound):
                 if _in_a_fork(run, Request(request.path, None, [noticed])) is not None:
                     requests.send(RuntimeError(f"{noticed} fails without any change"))
                     continue
@@ -122,6 +125,7 @@ def _in_a_fork(run: Callable[[Request], str], request: Request) -> str | None:
     child = os.fork()
     if child == 0:
         os.setsid()  # what the tests start goes with them
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
         os.write(answer, run(request).encode())
         os._exit(0)
     os.close(answer)
@@ -133,7 +137,7 @@ def _in_a_fork(run: Callable[[Request], str], request: Request) -> str | None:
     os.waitpid(child, 0)
     if not ended:
         return TIME
-    return None if told == PASSED else told or "crash"
+    return None if told == PASSED else told or CRASH
 
 
 def _prepare() -> None:
