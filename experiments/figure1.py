@@ -33,18 +33,19 @@ Results = dict[str, dict[str, SearchSchedule]]
 
 
 DIFFERENCES = (
-    "The paper draws three cases as curves, without numbers, and says that its estimates survive a wrong model "
-    "better than EM's: EM comes to rest early while they go on converging. *Ours, paper mode* is that: Algorithm 1 "
-    "at the rate of 1e-3 that the paper prints for all models, both sides once in each of 300 steps, other settings "
-    "as it prints them for its other model of hidden categories. Its curve goes on falling, and ends below EM's "
-    "where weights or both are wrong, beside it where variances are; intervals of all three differences include "
-    "zero. It ends at 0.22 whatever it is told, right or wrong: means have moved by a third of the way from the "
-    "common start, and what is told hardly counts so far. The objective's own minimum is further from the truth "
-    "than EM's, and 300 steps at 1e-3 do not reach it (the table below: a rate of 0.01 does). So that it ends below "
-    "EM holds for the printed rate and start, and where variances are wrong for some sets of simulations and not "
-    "for others. *Ours, default* has the noise integrated out and ends where EM does, as maximum likelihood should; "
-    "what is gained over EM where the model is wrong is gained by the robust setting, and the fourth case, which is "
-    "ours, shows what that costs where nothing is wrong."
+    "The paper draws three cases as curves, without numbers, and says that its estimates survive a wrong model better "
+    "than EM's: EM comes to rest early while they go on converging. *Ours, paper mode* is that: Algorithm 1 at the "
+    "rate of 1e-3 that the paper prints for all models, both sides once in each of 300 steps, other settings as it "
+    "prints them for its other model of hidden categories. Its curve goes on falling, and ends below EM's where "
+    "weights or both are wrong, beside it where variances are; intervals of all three differences include zero. It "
+    "ends at 0.22 whatever it is told, right or wrong: means have moved by a third of the way from the common start, "
+    "and what is told hardly counts so far. The objective's own minimum is further from the truth than EM's, and 300 "
+    "steps at 1e-3 do not reach it (the table below: a rate of 0.01 does). So that it ends below EM holds for the "
+    "printed rate and start, and where variances are wrong for some sets of simulations and not for others; of 100 "
+    "others (seed 280117) ratios are 0.80, 0.73 and 0.70 in the three cases, all beyond chance. *Ours, default* has "
+    "the noise integrated out and ends where EM does, as maximum likelihood should; what is gained over EM where the "
+    "model is wrong is gained by the robust setting, and the fourth case, which is ours, shows what that costs where "
+    "nothing is wrong."
 )
 
 

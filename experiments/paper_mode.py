@@ -43,8 +43,7 @@ DIFFERENCES = (
     "The published practice draws each row's noise by itself, so a scale only adds its square to the cost and shrinks "
     "towards zero: in every data set it is 0.6 of the true one after the 1,000 steps at the paper's rate that are run "
     "here, and falls on (at twenty times the rate 0.04 is left). Relaxed categories cost least where they are certain, "
-    "which makes tables wrong by two to three times the error of the others, too certain in some data sets, not in "
-    "others. "
+    "which makes tables wrong by twice the error of the others, too certain in some data sets, not in others. "
     "Transport and entropic fits integrate the noise out and enumerate the categories: they stand at one, with the "
     "error of maximum likelihood as scikit-learn's factor analysis and a separate EM for latent classes have it."
 )
