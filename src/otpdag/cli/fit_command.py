@@ -210,24 +210,15 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 # --- a model in words -------------------------------------------------------------------------------------
 
 
-def number(value: float) -> str:
-    """Five significant digits.
-
-    >>> number(0.123456), number(123456.7), number(-2.0)
-    ('0.12346', '1.2346e+05', '-2')
-    """
-    return f"{value + 0.0:.5g}"
-
-
 def estimate_lines(model: Model, intervals: pd.DataFrame | None = None) -> list[list[str]]:
     """For each number of a fitted model: node, parameter, place, value, interval if there is one, whether fixed."""
-    from otpdag.tables import estimates, interval_ends
+    from otpdag.tables import estimates, interval_ends, number
 
     table, lines = estimates(model), []
     for row, ends in zip(table.itertuples(index=False), interval_ends(table, intervals), strict=True):
         numbers = [float(str(row.value)), *(() if intervals is None else ends)]
-        shown = ["" if math.isnan(one) else number(one) for one in numbers]
-        lines.append([str(row.node), str(row.parameter), str(row.at), *shown, "fixed" if row.fixed else ""])
+        places = (str(row.node), str(row.parameter), str(row.at))
+        lines.append([*places, *map(number, numbers), "fixed" if row.fixed else ""])
     return lines
 
 
@@ -290,7 +281,7 @@ def print_fit(result: FitResult, bounds: pd.DataFrame | None) -> None:
     kept = next((r.number + 1 for r in result.restarts if r.kept), 1)
     steps = sum(len(stage.losses) for stage in result.stages) or len(result.history)
     details = (
-        f": {result.status.reason} (method {result.method.name}, loss {number(result.loss)}, {steps} steps, start "
+        f": {result.status.reason} (method {result.method.name}, loss {result.loss:.5g}, {steps} steps, start "
         f"{kept} of {len(result.restarts)}, {result.rows_used:,} rows, {result.seconds:.1f} s)"
     )
     state = Text(result.status.name, style="bold green" if result.status else "bold yellow")

@@ -17,6 +17,7 @@ from otpdag.likelihood.elimination.layout import Layout, lay_out_within
 from otpdag.likelihood.elimination.plans import EliminationOptions
 from otpdag.noise import draw_noise
 from otpdag.numerics import Array, at_work, one_hot
+from otpdag.progress import shown_while_running
 from otpdag.simulation import draw
 from otpdag.structure import Naturals, Structure
 
@@ -66,7 +67,8 @@ class Fitted:
 
 def _layouts(fitted: Fitted, batch: Batch, *, merged: bool = True) -> Iterator[tuple[Tensor, Layout]]:
     """Blocks of rows with what they miss laid out along the graph."""
-    for index in torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT):
+    blocks = torch.arange(batch.rows).split(ROWS_OF_A_LAYOUT)
+    for index in shown_while_running(blocks, "rows", len(blocks)):
         layout = lay_out_within(fitted.structure, batch.take(index), replace(BUDGET, merged=merged))
         yield index, moved(fitted.naturals, layout)
 
