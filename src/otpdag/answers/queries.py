@@ -45,6 +45,7 @@ from otpdag.numerics import Flags, at_work
 from otpdag.problem import Problem, Units, differences
 from otpdag.simulation import ancestral, ancestral_sequences, batch_of
 from otpdag.structure import Naturals, Structure, columns_of
+from otpdag.tables import number
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,8 @@ class Effect:
 
     def __str__(self) -> str:
         shown = self.table if np.isfinite(self.table["std_error"]).any() else self.table[["effect"]]
-        return f"{self.head}\n{shown.to_string(float_format=lambda x: f'{x:.4g}')}\n{self.identification}"
+        shown = shown.apply(lambda column: [*map(number, column, self.table["std_error"])])
+        return f"{self.head}\n{shown.to_string()}\n{self.identification}"
 
     __repr__ = __str__
 

@@ -501,7 +501,7 @@ def _is_kept(one: ColumnType) -> bool:
 
 def _without_python(doubt: str) -> str:
     """Advice that names mechanisms as model files do."""
-    doubt = re.sub(r"\bm\.Categorical\((\d+)\)", r"{type: Categorical, size: \1}", doubt)
+    doubt = re.sub(r"\bm\.(Categorical|Ordinal)\((\d+)\)", r"{type: \1, size: \2}", doubt)
     return re.sub(r"\bm\.(\w+)\(\)", r"\1", doubt)
 
 
