@@ -100,6 +100,21 @@ def label_text(value: object) -> str:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def told_as(kind: type[OtpdagError], what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Errors of others as one of ours, which says what was asked for and what they say of it.
+
+    >>> with told_as(DataError, "rows must be numbers", ValueError):
+    ...     float("many")
+    Traceback (most recent call last):
+    otpdag.errors.DataError: rows must be numbers: could not convert string to float: 'many'
+    """
+    try:
+        yield
+    except errors as error:
+        raise kind(f"{what}: {error}") from None
+
+
 def check_count(name: str, value: object, least: int = 1) -> int:
     """A whole number of at least ``least``; everything else is refused by the argument's name.
 

@@ -23,7 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from otpdag.errors import DataError, ModelError, OtpdagError
+from otpdag.errors import DataError, ModelError, OtpdagError, told_as
 from otpdag.files import as_path, replacing
 
 TENSORS = "tensors.safetensors"
@@ -55,11 +55,9 @@ def write_bundle(path: str | Path, name: str, state: Mapping[str, Any], tensors:
         DataError: The file cannot be written.
     """
     content = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    try:
+    with told_as(ModelError, "this cannot be saved", ValueError, TypeError):
         text = json.dumps(state, indent=1, allow_nan=False).encode("utf-8")
         _check_text(text)
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"this cannot be saved: {error}") from None
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(_entry(name), text, compress_type=zipfile.ZIP_DEFLATED)

@@ -256,9 +256,8 @@ class Structure:
         for node in mask:
             limits = getattr(self.mechanisms[node], "truncated", None)
             if limits is not None:
-                low, high = (
-                    far if end is None else end for end, far in zip(limits, (-math.inf, math.inf), strict=True)
-                )
+                ends = zip(limits, (-math.inf, math.inf), strict=True)
+                low, high = (far if end is None else end for end, far in ends)
                 outside = mask[node] & ((values[node] < low) | (values[node] > high))
                 if bool(outside.any()):
                     value = float(values[node][outside][0])

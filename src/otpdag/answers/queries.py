@@ -235,10 +235,9 @@ def _by_weighted_draws(
         shown = {name: batch.values[name][:, [row]].expand(-1, many, -1) for name in seen}
         values = ancestral(structure, naturals, many, generator, do=shown)
         for name, value in shown.items():
-            if not structure.mechanisms[name].is_given:
-                log_weight += structure.mechanisms[name].log_prob(
-                    naturals[name], value, structure.parents(name, values)
-                )[0]
+            mechanism, parents = structure.mechanisms[name], structure.parents(name, values)
+            if not mechanism.is_given:
+                log_weight += mechanism.log_prob(naturals[name], value, parents)[0]
         weight, value = torch.softmax(log_weight, 0).unsqueeze(-1), values[node][0]
         mean = (weight * value).sum(0)
         gap = (value - mean).square()

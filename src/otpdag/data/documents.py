@@ -14,7 +14,7 @@ from torch import Tensor
 
 from otpdag.data.batch import mixed
 from otpdag.data.columns import to_numpy
-from otpdag.errors import DataError
+from otpdag.errors import DataError, told_as
 from otpdag.numerics import Ints
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -32,11 +32,10 @@ class Documents:
     """
 
     def __init__(self, counts: Any) -> None:
-        try:
+        what = "documents must be a matrix of counts (documents, words)"
+        with told_as(DataError, what, TypeError, ValueError, OverflowError):
             held: Any = counts if sp.sparse.issparse(counts) else np.asarray(counts, dtype=float)
             matrix: sp.sparse.csr_array = sp.sparse.csr_array(held, dtype=np.float64, copy=True)  # changed below
-        except (TypeError, ValueError, OverflowError) as error:
-            raise DataError(f"documents must be a matrix of counts (documents, words): {error}") from None
         matrix.sum_duplicates()
         if matrix.ndim != 2 or not matrix.shape[0]:
             raise DataError(f"documents must be a matrix (documents, words); got shape {matrix.shape}")

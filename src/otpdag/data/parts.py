@@ -30,7 +30,7 @@ from torch import Tensor
 from otpdag.data.batch import Batch, random_part, unique_rows
 from otpdag.data.columns import Column, Floats, Schema, aligned, as_numbers, to_numpy
 from otpdag.data.table import LARGEST, check_seen, check_unseen, check_weights, read_cells, read_weights, refuse_empty
-from otpdag.errors import DataError, OtpdagError, check_count, listed
+from otpdag.errors import DataError, OtpdagError, check_count, listed, told_as
 from otpdag.files import as_path
 from otpdag.graph import Graph
 from otpdag.numerics import Ints, in_order
@@ -224,15 +224,11 @@ def arrow_dataset(data: Any) -> pds.Dataset:
         import pyarrow.dataset as pds
     except ImportError:
         raise DataError(f"path {str(data)!r} needs the package pyarrow: pip install 'otpdag[parquet]'") from None
-    try:
+    with told_as(DataError, f"path {str(data)!r} holds a file that is not {form}", pa.ArrowInvalid, OSError):
         schemas = [pds.dataset(path, format=form).schema for path in paths]
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"path {str(data)!r} holds a file that is not {form}: {error}") from None
     _check_alike(paths, schemas)
-    try:
+    with told_as(DataError, f"the files of {str(data)!r} differ in the type of a column", pa.ArrowTypeError):
         schema = _one_schema([one.remove_metadata() for one in schemas])
-    except pa.ArrowTypeError as error:
-        raise DataError(f"the files of {str(data)!r} differ in the type of a column: {error}") from None
     # pandas, Spark and Dask name folders ``column=value``, which is a column more
     base = {"partitioning": "hive", "partition_base_dir": str(data)} if Path(data).is_dir() else {}
     named = pds.dataset(paths, format=form, **base).schema
@@ -335,10 +331,8 @@ class ArrowParts(LocalParts):
         ahead: dict[str, Any] = {"batch_readahead": 1, "fragment_readahead": 1, "use_threads": False}
         if self._is_parquet:  # a stream of pages in place of whole groups of rows
             ahead["fragment_scan_options"] = pds.ParquetFragmentScanOptions(pre_buffer=False, use_buffered_stream=True)
-        try:
+        with told_as(DataError, "the dataset cannot be read", pa.ArrowInvalid, OSError):
             yield from self.dataset.to_batches(columns=self.columns, batch_size=self.block_rows, **ahead)
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"the dataset cannot be read: {error}") from None
 
     @property
     def _is_parquet(self) -> bool:

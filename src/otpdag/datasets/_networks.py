@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from otpdag.datasets._synthetic import draw_states
-from otpdag.errors import DataError, GraphError, listed
+from otpdag.errors import DataError, GraphError, listed, told_as
 from otpdag.files import as_path
 from otpdag.graph import Graph
 from otpdag.numerics import Array
@@ -110,10 +110,8 @@ def read_bif(path: str | Path) -> DiscreteNetwork:
     Raises:
         DataError: The text is not a network in this format; the message says where.
     """
-    try:
+    with told_as(DataError, str(path), DataError, GraphError, OSError, UnicodeDecodeError):
         return parse_bif(as_path(path).read_text(encoding="utf-8"))
-    except (DataError, GraphError, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def parse_bif(text: str) -> DiscreteNetwork:

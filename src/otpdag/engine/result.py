@@ -48,7 +48,16 @@ from otpdag.engine.method import Method
 from otpdag.engine.monitor import Stage
 from otpdag.engine.optimiser import Deterministic
 from otpdag.engine.search import Restart, Searcher, SearchSchedule, search
-from otpdag.errors import ConvergenceWarning, ModelError, check_choice, check_count, check_seed, check_share, listed
+from otpdag.errors import (
+    ConvergenceWarning,
+    ModelError,
+    check_choice,
+    check_count,
+    check_seed,
+    check_share,
+    listed,
+    told_as,
+)
 from otpdag.matching.both_sides import both_sides
 from otpdag.numerics import Array, Ints, at_work
 from otpdag.problem import Problem, Units, loss_and_gradient, units_of
@@ -426,10 +435,8 @@ class FitResult:
             raise ModelError(f"what must be one of {', '.join(PICTURES)}; got {what!r}")
         # pictures lie above fits, so that they are looked up when one is asked for
         draw = getattr(import_module("otpdag.plots"), f"plot_{what}")
-        try:
+        with told_as(ModelError, f"plot({what!r}, ...) takes what otp.plots.plot_{what} takes", TypeError):
             inspect.signature(draw).bind(self, *arguments, **options)
-        except TypeError as error:
-            raise ModelError(f"plot({what!r}, ...) takes what otp.plots.plot_{what} takes: {error}") from None
         figure: Figure = draw(self, *arguments, **options)
         return figure
 

@@ -21,7 +21,7 @@ from otpdag.engine.document_data import DocumentData
 from otpdag.engine.method import current_name
 from otpdag.engine.monitor import Callback
 from otpdag.engine.search import Searcher, search
-from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice
+from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice, told_as
 from otpdag.estimators._contract import ModelEstimator, RandomState, drawn_seed
 from otpdag.graph import Graph
 from otpdag.likelihood.topic_problem import PairProblem, TopicProblem, Topics
@@ -342,10 +342,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         if first:
             are_words = not isinstance(texts[0], str)
             vectorizer = CountVectorizer(analyzer=list) if are_words else self.vectorizer or CountVectorizer()
-            try:
+            with told_as(DataError, "the documents hold no words", ValueError):
                 counts = vectorizer.fit_transform(texts)
-            except ValueError as error:
-                raise DataError(f"the documents hold no words: {error}") from error
             self._vectorizer = vectorizer
             self.vocabulary_ = [str(word) for word in vectorizer.get_feature_names_out()]
             self.n_features_in_ = counts.shape[1]

@@ -117,12 +117,9 @@ class PaperTopicsProblem(Algorithm1):
         shares_node, words_node = topic_nodes(self.structure)
         gammas = theta[self.structure.keys[words_node]["topics"]]
         rows = streams.rows(self.rows, self.settings.batch_size)
-        rebuilt = [
-            self._rebuilt(
-                rows[replica], gammas[replica], {key: value[replica, None] for key, value in phi.items()}, own
-            )
-            for replica, own in enumerate(streams.generators)
-        ]
+        encoders = [{key: value[[replica]] for key, value in phi.items()} for replica in range(len(streams))]
+        each = zip(rows, gammas, encoders, streams.generators, strict=True)
+        rebuilt = [self._rebuilt(*one) for one in each]
         topics, costs = (torch.stack(parts) for parts in zip(*rebuilt, strict=True))
         alpha = self.structure.naturals(theta)[shares_node]["concentration"].flatten(1).to(gammas)
         yield Step(costs, self._families(topics, alpha, streams))

@@ -408,12 +408,10 @@ def structural_equations(
             if isinstance(parameter.setting, Fixed):
                 given = parameter.constant(node, name).numpy()
                 origin, unit = np.where(np.isnan(given), origin, given), np.where(np.isnan(given), unit, 0.0)
-            many, dim = parameter.shape[0], len(own)
-            begun[node, name], first = first, first + many * dim
-            column, origin, unit, cell = (
-                np.broadcast_to(one, (many, dim)).ravel() for one in (column, origin, unit, own)
-            )
-            entries.append((column, origin, unit, *_place(mechanism, name, cell, np.repeat(above, dim), len(cells))))
+            column, origin, unit, cell = (one.ravel() for one in np.broadcast_arrays(column, origin, unit, own))
+            begun[node, name], first = first, first + column.size
+            above_each = np.repeat(above, len(own))
+            entries.append((column, origin, unit, *_place(mechanism, name, cell, above_each, len(cells))))
     column, origin, unit, place, row, moved_by, times, centre = map(np.concatenate, zip(*entries, strict=True))
     by_parameter = unit[:, None] * (column[:, None] == np.arange(total))
     for pair in structure.equal:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from otpdag.errors import ModelError, check_mapping
+from otpdag.errors import ModelError, check_mapping, told_as
 from otpdag.mechanisms.parameters import FUNCTION, Axis, Fixed, Parameter, as_setting, decode, encode
 from otpdag.numerics import products, side_by_side, sums_by_row
 from otpdag.spaces import Space
@@ -570,10 +570,8 @@ def from_spec(
             arguments[argument] = functions[node]
         else:
             arguments[argument] = _decoded(_REGISTRY[name], argument, value, node)
-    try:
+    with told_as(ModelError, f"{_at(node)}{name} does not accept the saved arguments", TypeError):
         return _REGISTRY[name](**arguments)
-    except TypeError as error:
-        raise ModelError(f"{_at(node)}{name} does not accept the saved arguments: {error}") from None
 
 
 def _declared_type(kind: type[Mechanism], argument: str) -> str:
@@ -612,11 +610,9 @@ def _decoded(kind: type[Mechanism], argument: str, value: Any, node: str) -> Any
     declared = _declared_type(kind, argument)
     if "Space" not in declared:
         check_kind(kind, argument, value, node)
-    try:
+    with told_as(ModelError, f"{_at(node)}{kind.__name__} cannot take the saved {argument!r}", TypeError, ValueError):
         read = decode(value)
         return as_setting(read) if "Setting" in declared and not isinstance(read, Mapping) else read
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{_at(node)}{kind.__name__} cannot take the saved {argument!r}: {error}") from None
 
 
 def arguments_of(mechanism: Mechanism) -> dict[str, Any]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from otpdag.errors import ModelError, check_count
 from otpdag.mechanisms.base import Mechanism, Noise, Params, Parents
-from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, Setting, Support, as_setting
+from otpdag.mechanisms.parameters import POSITIVE, SIMPLEX, Parameter, SettingLike, Support, as_setting
 from otpdag.numerics import expand_to, nearest
 from otpdag.spaces import Count, Real, Space
 
@@ -43,7 +42,7 @@ class Codes(Mechanism):
     Count(dim=64)
     """
 
-    def __init__(self, size: int, positions: int = 1, *, weights: ArrayLike | Setting = None) -> None:
+    def __init__(self, size: int, positions: int = 1, *, weights: SettingLike = None) -> None:
         _check_sizes(size=size, positions=positions)
         self.size, self.positions = size, positions
         self.weights = as_setting(weights)
@@ -84,9 +83,7 @@ class Codes(Mechanism):
 class _Codewords(Mechanism):
     """Codewords and their scales, which all positions share."""
 
-    def __init__(
-        self, size: int, dim: int, *, mean: ArrayLike | Setting = None, scale: ArrayLike | Setting = None
-    ) -> None:
+    def __init__(self, size: int, dim: int, *, mean: SettingLike = None, scale: SettingLike = None) -> None:
         _check_sizes(size=size, dim=dim)
         self.size, self.dim = size, dim
         self.mean_setting, self.scale_setting = as_setting(mean), as_setting(scale)

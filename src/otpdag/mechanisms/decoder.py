@@ -8,7 +8,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -16,7 +15,7 @@ from otpdag.errors import ModelError
 from otpdag.mechanisms.base import Noise, Params, Parents, sum_cells
 from otpdag.mechanisms.deterministic import OfAnySpace
 from otpdag.mechanisms.normal import normal_log_density
-from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, Setting, as_setting
+from otpdag.mechanisms.parameters import POSITIVE, REAL, Axis, Parameter, SettingLike, as_setting
 from otpdag.mechanisms.predictor import centre_and_spread
 from otpdag.numerics import expand_to, under
 from otpdag.spaces import Real, Space
@@ -46,9 +45,7 @@ class Decoder(OfAnySpace):
     ['module.bias', 'module.weight', 'scale']
     """
 
-    def __init__(
-        self, module: nn.Module, space: Space | None = None, *, noise_scale: ArrayLike | Setting = None
-    ) -> None:
+    def __init__(self, module: nn.Module, space: Space | None = None, *, noise_scale: SettingLike = None) -> None:
         if not isinstance(module, nn.Module):
             raise ModelError(f"`module` must be a torch.nn.Module; got {module!r}")
         self.module = module

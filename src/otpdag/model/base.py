@@ -25,7 +25,7 @@ from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, ColumnType, Label, Schema, Table, as_frame, column_type, decode, encode, known_table
 from otpdag.data.columns import aligned
 from otpdag.data.sequences import SequenceBatch, Sequences, SequenceTable, as_sequences, encode_sequences, replace_table
-from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mapping, listed, printable
+from otpdag.errors import ColumnTypeWarning, DataError, ModelError, check_mapping, listed, printable, told_as
 from otpdag.graph import Graph
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Mechanism, Normal, Ordinal
@@ -333,10 +333,8 @@ class ModelBase:
             raise ModelError(f"{argument}[{node!r}] must be one value or a column of them; got shape {array.shape}")
         table = np.broadcast_to(array.reshape(-1, cells), (rows, cells))
         frame = pd.DataFrame({name: table[:, i] for i, name in enumerate(column.names)}).infer_objects()
-        try:
+        with told_as(DataError, argument, DataError):
             batch = encode(frame, Schema({node: column}), hidden=(), partial=True)
-        except DataError as error:
-            raise DataError(f"{argument}: {error}") from None
         if not bool(batch.mask[node].all()):
             raise ModelError(f"{argument}[{node!r}] must not be missing; got {value!r}")
         return batch.values[node]

@@ -473,9 +473,8 @@ def check_fitted(case: Case) -> None:
     weight = 0.5 + case.noise(*case.batch, salt=3).abs().mean(-1).clamp(max=2.0)
 
     def log_likelihood(params: Params) -> Tensor:
-        return (weight * mechanism.log_prob(params, value.unsqueeze(0), _each(case.parents, itemgetter(slice(1))))).sum(
-            -1
-        )
+        lifted = _each(case.parents, itemgetter(slice(1)))
+        return (weight * mechanism.log_prob(params, value.unsqueeze(0), lifted)).sum(-1)
 
     update: Callable[[Params], Params]
     if _features(case) is not None:
