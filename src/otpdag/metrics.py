@@ -8,6 +8,8 @@ import numpy as np
 import scipy as sp
 from numpy.typing import NDArray
 
+from otpdag.errors import check_count
+
 Array = NDArray[np.float64]
 Words = Sequence[Sequence[Hashable]]
 
@@ -57,10 +59,8 @@ def npmi_coherence(
         array([ 1.  , -0.95])
     """
     chosen = _first(topics, topk)
-    if topk < 2:
-        raise ValueError(f"`topk` must be at least 2, for coherence is that of pairs; got {topk}")
-    if window is not None and window < 1:
-        raise ValueError(f"`window` must be at least 1, or None for whole documents; got {window}")
+    check_count("`topk`", topk, 2)  # coherence is that of pairs
+    check_count("`window`", 1 if window is None else window)
     number = {word: at for at, word in enumerate(dict.fromkeys(word for words in chosen for word in words))}
     holds = _windows(number, documents, window)
     together = (holds.T @ holds).toarray()

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from otpdag.errors import ModelError
+from otpdag.errors import check_choice
 from otpdag.numerics import one_hot
 
 Array = NDArray[Any]
@@ -173,8 +173,7 @@ def space_from(spec: Mapping[str, Any]) -> Space:
     """
     sizes = dict(spec)
     kind = sizes.pop("kind", None)
-    if kind not in Space.kinds:
-        raise ModelError(f"a space must be one of {', '.join(sorted(Space.kinds))}; got {kind!r}")
+    check_choice("a space", kind, sorted(Space.kinds))
     return Space.kinds[kind](**sizes)
 
 

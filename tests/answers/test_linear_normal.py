@@ -118,7 +118,7 @@ def test_free_factors_are_rotated_to_what_made_them():
     correlations = result.rotated_loadings("oblimin").correlations.to_numpy()
     assert np.diag(correlations) == pytest.approx(1.0)
     assert abs(correlations[0, 1]) < 0.5
-    with pytest.raises(ModelError, match="method must be 'varimax' or 'oblimin'"):
+    with pytest.raises(ModelError, match="method must be one of 'varimax', 'oblimin'"):
         result.rotated_loadings("quartimax")
     with pytest.raises(ModelError, match="at least two hidden normal roots"):
         otp.fit(one_factor("abc"), two_factor_table(50)[["a", "b", "c"]]).rotated_loadings()

@@ -136,7 +136,7 @@ def test_what_summaries_refuse(result):
     for level in (0, 1):
         with pytest.raises(ModelError, match="level must lie between 0 and 1"):
             result.summary(level=level)
-    with pytest.raises(ModelError, match="what must be one of classes, effects"):
+    with pytest.raises(ModelError, match="what must be one of 'classes', 'effects'"):
         result.plot("nothing")
 
 

@@ -22,7 +22,7 @@ from otpdag.answers.notes import point_of
 from otpdag.answers.standard_errors import free_parameters
 from otpdag.data import Batch
 from otpdag.data.columns import cell_names
-from otpdag.errors import ModelError
+from otpdag.errors import ModelError, check_choice
 from otpdag.likelihood.linear_normal import NormalFit, RowGroups, grouped_moments, structural_equations
 from otpdag.likelihood.row_posterior import Fitted
 from otpdag.likelihood.row_problem import is_linear_normal
@@ -284,8 +284,7 @@ def rotated_loadings(fitted: Fitted, method: Rotation = "varimax") -> Rotated:
         fitted: The model.
         method: ``"varimax"``, which keeps factors uncorrelated, or ``"oblimin"``.
     """
-    if method not in ("varimax", "oblimin"):
-        raise ModelError(f"method must be 'varimax' or 'oblimin'; got {method!r}")
+    check_choice("method", method, ("varimax", "oblimin"))
     graph, mechanisms = fitted.structure.graph, fitted.structure.mechanisms
     factors = [node for node in graph.hidden if type(mechanisms[node]) is Normal and not graph.parents(node)]
     if len(factors) < 2 or len({graph.children(node) for node in factors}) > 1:

@@ -8,6 +8,7 @@ import numpy as np
 import scipy as sp
 from numpy.typing import ArrayLike
 
+from otpdag.errors import check_count
 from otpdag.numerics import Array, Ints
 
 Truth = dict[str, dict[str, Array]]  # parameters by name, by node: the layout of `Model.params()`
@@ -73,8 +74,7 @@ def bars(
     if topics < 4 or topics % 2:
         raise ValueError(f"`topics` must be an even number of at least 4; got {topics}")
     for name, value in (("documents", documents), ("words", words)):
-        if value < 1:
-            raise ValueError(f"`{name}` must be at least 1; got {value}")
+        check_count(f"`{name}`", value)
     rng = np.random.default_rng(seed)
     concentrations = _concentrations(alpha, topics)
     gamma = _lines(topics // 2)

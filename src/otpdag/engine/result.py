@@ -431,8 +431,7 @@ class FitResult:
         Raises:
             ModelError: There is no such picture.
         """
-        if what not in PICTURES:
-            raise ModelError(f"what must be one of {', '.join(PICTURES)}; got {what!r}")
+        check_choice("what", what, PICTURES)
         # pictures lie above fits, so that they are looked up when one is asked for
         draw = getattr(import_module("otpdag.plots"), f"plot_{what}")
         with told_as(ModelError, f"plot({what!r}, ...) takes what otp.plots.plot_{what} takes", TypeError):
