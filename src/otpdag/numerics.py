@@ -162,6 +162,12 @@ def nearest(costs: Tensor) -> Tensor:
     return torch.from_numpy(held.numpy().argmin(-1)) if held.device.type == "cpu" else held.argmin(-1)
 
 
+def cholesky(matrices: Tensor) -> Tensor:
+    """Lower factors; not numbers where a matrix is not positive, so that its density is none either."""
+    factor, failed = torch.linalg.cholesky_ex(matrices)
+    return torch.where((failed > 0)[..., None, None], torch.nan, factor)
+
+
 def expand_to(parameter: Tensor, ndim: int, event_dims: int = 1) -> Tensor:
     """Insert axes after the replica axis, so that a parameter broadcasts against values with ``ndim`` axes.
 

@@ -36,7 +36,7 @@ from otpdag.data import Batch
 from otpdag.data.batch import ROWS_AT_ONCE, distinct_rows
 from otpdag.mechanisms import Normal
 from otpdag.mechanisms.parameters import POSITIVE, REAL, Fixed, Floored
-from otpdag.numerics import Array, Flags, Ints
+from otpdag.numerics import Array, Flags, Ints, cholesky
 from otpdag.problem import LayOut, LossTerms, SummedRows, Updates, curvature, with_gradient
 from otpdag.structure import Shapes, Structure, parameter_places
 
@@ -377,8 +377,7 @@ def _cholesky(matrices: Array) -> Array:
     try:
         return np.asarray(np.linalg.cholesky(matrices), dtype=np.float64)
     except np.linalg.LinAlgError:
-        factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(matrices))
-        return np.where((failed > 0)[..., None, None].numpy(), np.nan, factor.numpy())
+        return cholesky(torch.from_numpy(matrices)).numpy()
 
 
 def structural_equations(

@@ -15,6 +15,7 @@ from otpdag.mechanisms.generalised_linear import IDENTITY
 from otpdag.mechanisms.normal import LOG_SQRT_2PI, Located
 from otpdag.mechanisms.parameters import Parameter, SettingLike, Support
 from otpdag.mechanisms.predictor import centre_and_spread
+from otpdag.numerics import cholesky
 
 
 class _Covariance(Support):
@@ -188,7 +189,7 @@ class MultivariateNormal(Located):
     ) -> tuple[Tensor, Tensor]:
         """Location (R, ..., k) and Cholesky factor (R, ..., k, k) of these coordinates at these parents."""
         loc = self.predictor(params, parents, like)[..., cells]
-        factor = _factor(params["covariance"][..., cells, :][..., cells])
+        factor = cholesky(params["covariance"][..., cells, :][..., cells])
         return loc, self._at_parents(factor, parents, loc.ndim)
 
     def _at_parents(self, table: Tensor, parents: Parents, ndim: int) -> Tensor:
@@ -244,12 +245,6 @@ class MultivariateNormal(Located):
             moved = drawn + _times(gain, (value - drawn)[..., seen])
             completed = torch.where((mask == seen).all(-1, keepdim=True), moved, completed)
         return torch.where(mask, value, completed)
-
-
-def _factor(covariance: Tensor) -> Tensor:
-    """The Cholesky factor; not a number where a matrix is singular, so that its density is none either."""
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    return torch.where((failed > 0)[..., None, None], torch.nan, factor)
 
 
 def _inverse(factor: Tensor) -> Tensor:

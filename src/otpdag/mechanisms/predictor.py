@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
 # fits `(config, values, target, weight, offset)`; returns the table (C, d) and the slopes (P, d)
 Fit = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Ends = tuple[Tensor, Tensor, Tensor, Tensor]  # low and high, and whether there are any
 
 
 def weighted_regression(design: Tensor, target: Tensor, weight: Tensor, ridge: float = 1e-6) -> Tensor:
@@ -831,7 +832,7 @@ class Truncatable(Cellwise):
         one_sided = torch.where(has_low, above, torch.where(has_high, below_high, 0.0))
         return torch.where(has_low & has_high, mass, one_sided)
 
-    def limits(self, like: Tensor, less: float = 0.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def limits(self, like: Tensor, less: float = 0.0) -> Ends:
         """Both limits, and whether there are any; of counts half a count beyond, ``less`` so much."""
         half = 0.5 if self.space.is_countable else 0.0
         ends = [
@@ -856,16 +857,17 @@ class Truncatable(Cellwise):
         if self.truncated is None:
             return super().forward(params, parents, noise)
         at = self.at(params, parents, noise)
-        return self.drawn_between(*self.levels(*at), noise, *at)
+        return self.drawn_between(self.limits(at[0]), noise, *at)
 
-    def levels(self, *at: Tensor) -> tuple[Tensor, Tensor]:
-        """The distribution function at both limits."""
-        low, high, has_low, has_high = self.limits(at[0])
+    def levels(self, ends: Ends, *at: Tensor) -> tuple[Tensor, Tensor]:
+        """The distribution function at both ends."""
+        low, high, has_low, has_high = ends
         below, above = (torch.exp(self.log_tails(end, *at)[0]) for end in (low, high))
         return torch.where(has_low, below, 0.0), torch.where(has_high, above, 1.0)
 
-    def drawn_between(self, first: Tensor, last: Tensor, noise: Tensor, *at: Tensor) -> Tensor:
-        """What noise makes between two levels of the distribution function."""
+    def drawn_between(self, ends: Ends, noise: Tensor, *at: Tensor) -> Tensor:
+        """What noise makes between two ends."""
+        first, last = self.levels(ends, *at)
         is_normal = self.noise_kind == "normal"
         level = torch.special.ndtr(noise) if is_normal else noise
         level = (first + level * (last - first)).clamp(1e-15, 1 - 1e-15)
@@ -876,7 +878,8 @@ class Truncatable(Cellwise):
         noise = super().abduct(params, value, parents, uniform)
         if self.truncated is None:
             return noise
-        first, last = self.levels(*self.at(params, parents, value))
+        at = self.at(params, parents, value)
+        first, last = self.levels(self.limits(at[0]), *at)
         is_normal = self.noise_kind == "normal"
         level = (torch.special.ndtr(noise) if is_normal else noise) - first
         level = (level / (last - first)).clamp(0.0, 1.0)
@@ -889,7 +892,7 @@ class Truncatable(Cellwise):
         nodes, weights = (torch.from_numpy(one) for one in np.polynomial.hermite_e.hermegauss(self.points))
         noise = nodes if self.noise_kind == "normal" else torch.special.ndtr(nodes)
         at = [one.unsqueeze(-1) for one in self.at(params, parents)]
-        return self.drawn_between(*self.levels(*at), noise.to(at[0]), *at) @ (weights / weights.sum()).to(at[0])
+        return self.drawn_between(self.limits(at[0]), noise.to(at[0]), *at) @ (weights / weights.sum()).to(at[0])
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -970,7 +973,7 @@ class Censorable(Truncatable):
         mass = self.log_mass(low, high, has_low, has_high, *at)
         return torch.where(known, self.log_density(low, *at), mass)[..., 0]
 
-    def _ends(self, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _ends(self, value: Tensor, mask: Tensor | None) -> Ends:
         """Both ends, where one is missing twice the other, and whether each is there (R, ..., 1)."""
         low, high = value.split(1, -1)
         has_low, has_high = (torch.ones_like(value) if mask is None else mask).bool().split(1, -1)
@@ -993,8 +996,5 @@ class Censorable(Truncatable):
         """Ends that are missing: a number that is drawn between those that are there."""
         if not self.censored:
             return super().complete(params, value, parents, mask, noise)
-        low, high, has_low, has_high = self._ends(value, mask)
-        at = self.at(params, parents, noise)
-        below, above = (torch.exp(self.log_tails(end, *at)[0]) for end in (low, high))
-        first, last = torch.where(has_low, below, 0.0), torch.where(has_high, above, 1.0)
-        return torch.where(mask, value, self.drawn_between(first, last, noise, *at))
+        drawn = self.drawn_between(self._ends(value, mask), noise, *self.at(params, parents, noise))
+        return torch.where(mask, value, drawn)

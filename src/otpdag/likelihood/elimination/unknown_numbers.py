@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from otpdag.likelihood.elimination.families import TableView, name_of
-from otpdag.numerics import Array, Ints
+from otpdag.numerics import Array, Ints, cholesky
 from otpdag.spaces import Real, Space
 
 COARSE_POINTS = 12  # points of each number and count that meets others, until it is known where its posterior is
@@ -811,8 +811,7 @@ def _inverse(precision: Tensor) -> tuple[Tensor, Tensor]:
     """Covariance and log-determinant; of a single number by a division."""
     if precision.shape[-1] == 1:
         return precision.reciprocal(), torch.log(precision[..., 0, 0])
-    factor, failed = torch.linalg.cholesky_ex(precision)
-    factor = torch.where((failed > 0)[..., None, None], torch.nan, factor)
+    factor = cholesky(precision)
     return torch.cholesky_inverse(factor), 2 * torch.log(factor.diagonal(dim1=-2, dim2=-1)).sum(-1)
 
 
