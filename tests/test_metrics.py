@@ -118,5 +118,5 @@ def test_what_cannot_be_measured_is_refused():
         npmi_coherence([["a", "b"]], [], topk=2)
     with pytest.raises(ValueError, match="`topics` must hold at least one topic"):
         topic_diversity([])
-    with pytest.raises(ValueError, match="`window` must be at least 1"):
+    with pytest.raises(ValueError, match="`window` must be a whole number of at least 1"):
         npmi_coherence([["a", "b"]], documents, topk=2, window=0)

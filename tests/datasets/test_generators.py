@@ -75,8 +75,8 @@ def test_the_seed_determines_the_draw():
     [
         ({"topics": 5}, "`topics` must be an even number of at least 4; got 5"),
         ({"topics": 2}, "`topics` must be an even number of at least 4; got 2"),
-        ({"documents": 0}, "`documents` must be at least 1; got 0"),
-        ({"words": 0}, "`words` must be at least 1; got 0"),
+        ({"documents": 0}, "`documents` must be a whole number of at least 1; got 0"),
+        ({"words": 0}, "`words` must be a whole number of at least 1; got 0"),
         ({"alpha": -1.0}, "`alpha` must be positive; got -1"),
         ({"alpha": [0.1, 0.2]}, r"one for each of 4 topics; got shape \(2,\)"),
     ],
