@@ -69,6 +69,10 @@ def test_terms_that_an_evaluation_does_not_have_are_refused(objective, evaluatio
         Method("own", objective, evaluation, optimiser)
 
 
+def test_a_method_of_which_only_the_name_is_said_is_maximum_likelihood():
+    assert replace(otp.engine.method.likelihood(), name="own", optimiser=Deterministic()) == Method("own")
+
+
 @pytest.mark.parametrize("setting", [{"batch_size": 1}, {"learning_rate": 9.0}, {"hidden_layers": (1,)}])
 def test_the_direct_route_has_no_settings_of_the_other(setting):
     with pytest.raises(ModelError, match="batch_size, learning_rate and hidden_layers are of the route 'backward'"):

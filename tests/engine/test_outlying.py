@@ -1,6 +1,7 @@
 """Rows and units that lie apart, against what was put there, and their weights on losses that are known."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -286,3 +287,21 @@ def test_a_part_begins_with_trimming():
     part = CappedProblem(Parts(UNITS), None, RobustOptions(sample=1001), 0).subset(10)
     assert torch.equal(part.base.units, UNITS[:10])
     assert (part.trimmings, part.options.sample) == (3, 333)
+
+
+@pytest.mark.parametrize("unmatched", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("most", [0.3, 0.4])
+def test_rows_that_take_no_part_count_among_those_that_are_left_out(most, unmatched):
+    """Of a thousand rows 500 are far in the tails, and partial transport has left out some already."""
+    rows = 1000
+    losses = torch.cat([torch.linspace(0, 1, rows // 2), 50 + torch.arange(rows // 2)])[None].double()
+    model = SimpleNamespace(unit_losses=lambda points: torch.linspace(0, 1, 400)[None].double())
+    base = SimpleNamespace(
+        unit_losses=lambda points: losses,
+        simulated=lambda point, size, seed: model,
+        laid_out_for=lambda points: base,
+        reweighted=lambda weights: None,
+    )
+    judge = SimpleNamespace(explained=lambda points: torch.arange(rows)[None] >= unmatched * rows)
+    problem = CappedProblem(base, judge, RobustOptions(most_dropped=most), 0).laid_out_for(torch.zeros(1, 2).double())
+    assert float(1 - problem.weights.mean()) == pytest.approx(most, abs=2e-3)

@@ -173,7 +173,10 @@ class CappedProblem(WrappedProblem):
         else:
             of_model = self._model_losses(self.base, points)
             for weight, kept, own, model in zip(weights, explained, losses, of_model, strict=True):
-                weight[kept] = tail_weights(own[kept], model, self.options)
+                # what takes no part at all counts as left out, too
+                least = 1 - self.options.most_dropped
+                most = max(1e-9, 1 - least / max(least, float(kept.double().mean())))
+                weight[kept] = tail_weights(own[kept], model, replace(self.options, most_dropped=most))
         return replace(self, weights=weights, weighted=self.base.reweighted(weights))
 
     def _model_losses(self, units: Units, points: Tensor) -> list[Tensor]:
