@@ -99,3 +99,18 @@ def test_relaxed_codes_are_codes_away_from_the_steps():
     soft = codes.relaxed({"weights": weights}, {}, noise, 1.0)
     expected = torch.sigmoid((noise.unsqueeze(-1) - weights.cumsum(-1)[:, None, :, :-1]) / 0.1).sum(-1)
     torch.testing.assert_close(soft, expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: m.Codes(1), "size must be a whole number of at least 2; got 1"),
+        (lambda: m.Codes(4, 0), "positions must be a whole number of at least 1; got 0"),
+        (lambda: m.Codebook(1, 2), "size must be a whole number of at least 2; got 1"),
+        (lambda: m.Codebook(4, 0), "dim must be a whole number of at least 1; got 0"),
+        (lambda: m.Quantized(4, 0), "dim must be a whole number of at least 1; got 0"),
+    ],
+)
+def test_codebooks_without_choice_or_width_are_refused(make, message):
+    with pytest.raises(ModelError, match=message):
+        make()
