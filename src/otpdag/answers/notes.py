@@ -195,7 +195,7 @@ def _drawn(mechanism: Predicted) -> str:
         return ""
     return (
         "; each row of the table is drawn to what such effects say by "
-        f"{float(mechanism.shared.sum(-1).max()):.2g} rows' worth of data "
+        f"{float(mechanism.shared.sum(-1).max()):.3g} rows' worth of data "
         "(probs=otp.pseudo_counts(0): by none)"
     )
 
