@@ -316,9 +316,9 @@ class _Field:
     def _race(self, numbers: Tensor) -> Tensor:
         """Batch after batch until enough starts have reached the best optimum; those that are to be finished.
 
-        Whether a start goes on depends on those with lower numbers alone, and so does where it ends. Every one that
-        came to a lower loss than all before it is finished, for a poorer optimum may have a better one beside it. So
-        of more starts none is missing that fewer would have finished: more are never worse.
+        Whether a start goes on depends on those with lower numbers alone, and so does where it ends. On all rows every
+        one that came to a lower loss than all before it is finished, for a poorer optimum may have a better one beside
+        it. So of more starts none is missing that fewer would have finished: more are never worse.
         """
         course, part = self.course, self.problem
         if not has_quick_updates(part):
@@ -333,11 +333,11 @@ class _Field:
                 break
             numbers = self._admit()
         ends = self.short_losses.nan_to_num(nan=torch.inf)
-        if self._saw_all:
-            self.losses = self.short_losses.clone()
+        if not self._saw_all:  # which of near ends is lower with all rows, a part does not tell
+            return self._distinct(ends.argsort(stable=True), ends, course.finalists, self._gap(part))
+        self.losses = self.short_losses.clone()
         before = torch.cat([ends.new_full((1,), torch.inf), ends.cummin(0).values[:-1]])
-        most = ends.min() + (torch.inf if self._saw_all else self._gap(part))
-        lower = ((ends < before - self._small(ends)) & (ends <= most)).nonzero().flatten()
+        lower = (ends < before - self._small(ends)).nonzero().flatten()
         return lower if len(lower) else torch.zeros(1, dtype=torch.long)
 
     def _race_of(self, part: Problem, alive: Tensor) -> None:
