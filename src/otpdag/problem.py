@@ -205,6 +205,7 @@ class Pace:
         metric_steps: Steps of descent after which the metric is taken anew, where it changes much on the way.
         renews_curvature: Whether curvature taken where a part of the rows has settled serves better than what was
             learned there.
+        least: What no loss is below: a step that promised more would lead to where the loss is flat.
         easy_rows: Rows on which the best start settles first, as they are quick and lead near the optimum.
     """
 
@@ -215,6 +216,7 @@ class Pace:
     refinements: int = 0
     metric_steps: int | None = None
     renews_curvature: bool = False
+    least: float = -math.inf
     easy_rows: Tensor | None = field(default=None, compare=False)
 
 

@@ -68,6 +68,28 @@ def test_columns_are_in_median_deviations_or_standard_ones_where_most_cells_agre
         np.testing.assert_allclose(columns.spread[columns.places[node]], scale)
 
 
+def test_simulated_numbers_count_by_their_normal_scores_unless_a_cost_is_chosen():
+    """The scores of scipy, to the width of a line of the curve; a column of few values keeps its units."""
+    rng = np.random.default_rng(3)
+    table = {"y": rng.lognormal(0.0, 1.5, 2_000), "few": rng.integers(0, 2, 2_000).astype(float)}
+    nodes = {
+        "y": m.Simulator(lambda parents, noise, a: a + torch.exp(1.5 * noise), {"a": otp.start(0.0)}),
+        "few": m.Simulator(lambda parents, noise, a: a + (noise > 0).to(noise), {"a": otp.start(0.0)}),
+    }
+    model = otp.Model(otp.Graph([], nodes=list(nodes)), nodes)
+    scores = stats.norm.ppf((stats.rankdata(table["y"]) - 0.5) / 2_000)
+    problem, points = started(model, table, otp.transport())
+    order = [problem.columns.places[node].start for node in nodes]
+    found = problem.compared.rows[0][:, order].numpy()
+    np.testing.assert_allclose(found[:, 0].max(), scores.max(), atol=1e-6)
+    np.testing.assert_allclose(np.sort(found[:, 0])[50:-50], np.sort(scores)[50:-50], atol=0.1)
+    np.testing.assert_allclose(np.ptp(found[:, 1]), 1 / table["few"].std(), rtol=1e-6)
+    assert "of normal scores" in problem.notes(points)[-1]
+    plain, points = started(model, table, direct(divergence=SlicedWasserstein(20, p=1.0)))
+    assert plain.columns.scores is None
+    assert "normal scores" not in str(plain.notes(points))
+
+
 def test_paths_are_compared_by_all_their_windows_beside_what_else_a_row_shows():
     rng = np.random.default_rng(1)
     y = rng.normal(size=(5, 5)).cumsum(1)

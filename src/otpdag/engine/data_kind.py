@@ -473,7 +473,8 @@ def table_problem(layout: Layout, batch: Batch, method: Method, seed: int) -> Pr
         if not structure.has_simulators:
             return compared
         begin = one_start(layout, batch.first(START_ROWS), seed, first=True)
-        places = _nearest(layout, compared, _places(layout, begin.repeat(CHECKED_PLACES, 1), seed), seed, PLACES // 4)
+        many = PLACES // 4 if structure.begins_anywhere else CHECKED_PLACES
+        places = _nearest(layout, compared, _places(layout, begin.repeat(CHECKED_PLACES, 1), seed), seed, many)
         compared.check_simulated(places[:1])
         return replace(compared, jumps=compared.subset(START_ROWS, coarse=True).contradicts_slopes(places))
     if isinstance(method.evaluation, Drawn):

@@ -17,6 +17,7 @@ their curvature.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -540,7 +541,8 @@ def descended(run: Run, tolerance: float, watch: Watch, resume: Memory | None = 
             axes = Coordinates.of(run.problem, axes.point(state.point))
             state = replace(_begin(evaluate, torch.zeros_like(run.points), {}), steps=state.steps)
         until = min(run.steps, state.steps - state.steps % stride + stride)
-        state = minimise(evaluate, state, steps=until, tolerance=tolerance, on_step=on_step)
+        least = run.problem.pace.least
+        state = minimise(evaluate, state, steps=until, tolerance=tolerance, least=least, on_step=on_step)
     return Outcome(axes.point(state.point), state.loss, state.converged, state.failed, state.steps, memory(state))
 
 
@@ -566,6 +568,7 @@ def minimise(
     steps: int = 200,
     tolerance: float = 1e-9,
     gradient_tolerance: float = 1e-7,
+    least: float = -math.inf,
     on_step: Callable[[int, LBFGSState], bool | None] = lambda step, state: False,
 ) -> LBFGSState:
     """Minimise each row's loss from ``start`` (R, P), or go on from a state as if the run had never stopped.
@@ -578,7 +581,7 @@ def minimise(
     for step in range(state.steps, steps):
         if bool((state.converged | state.failed).all()):
             break
-        point, loss, gradient = _line_search(evaluate, state, _direction(state))
+        point, loss, gradient = _line_search(evaluate, state, _direction(state), least)
         previous = state.loss
         _remember(state, point - state.point, gradient - state.gradient)
         state.point, state.loss, state.gradient = point, loss, gradient
@@ -642,14 +645,14 @@ def _initial_scale(state: LBFGSState) -> Tensor:
 
 
 def _line_search(
-    evaluate: Evaluate, state: LBFGSState, direction: Tensor, trials: int = 20
+    evaluate: Evaluate, state: LBFGSState, direction: Tensor, least: float, trials: int = 20
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points, losses and gradients after every row has decreased enough (Armijo); rows that cannot stay as they are.
 
     So many step lengths are tried: 0.1 to the power of 20 of a step moves nothing.
     """
     slope = _dot(direction, state.gradient)
-    step = torch.ones_like(state.loss)
+    step = ((state.loss - least) / slope.abs().clamp(min=1e-300)).clamp(max=1.0)
     if not len(state.rho):
         step = step / state.gradient.norm(dim=-1).clamp(min=1.0)
     point, loss, gradient = state.point.clone(), state.loss.clone(), state.gradient.clone()

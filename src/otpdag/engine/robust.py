@@ -8,9 +8,7 @@ cost of the others (:meth:`~otpdag.matching.transport_rows.TransportRows.left_ou
 From the best of them on, fits and weights alternate. The data's mass in a region of low model density may not exceed a
 little more than the model's own mass there; what exceeds it is left untransported. Regions are cut by the row's loss
 :math:`-\log p_\theta(x)`, whose distribution under the model is known from samples, so this works for rows of any
-types and dimension, and for sequences:
-
-.. math:: w_i = \min\{1, s \, P_\theta(\ell \in B_k) / P_w(\ell \in B_k)\}, \qquad \ell(x_i) \in B_k.
+types and dimension, and for sequences (:func:`tail_weights`).
 
 On clean data the weights stay near one.
 """
@@ -62,7 +60,7 @@ class RobustOptions:
         rounds: How often fit and weights alternate at most.
         round_steps: Steps of the fit in each of these rounds.
         same_weights: Mean change of a row's weight below which they stop.
-        concentration: Rounds of the short runs on the most likely rows alone, and as many with capped weights.
+        concentration: Rounds of the short runs on what each start explains, and as many with capped weights.
         sample: Model rows that the loss's distribution is taken from.
     """
 
@@ -97,8 +95,8 @@ class CappedProblem(WrappedProblem):
 
     Attributes:
         judge: What starts are compared by; None for their losses, each cut at the model's own tail.
-        trimmings: How often only the likeliest units are kept, before weights are capped: a start must not follow
-            outliers.
+        trimmings: How often only rows that are explained count, or the likeliest units where nothing tells, before
+            weights are capped: a start must not follow outliers.
         untrimmed: Starts that are never trimmed (R,): those that look at all rows.
         guessed: Units (R, N) that a start was made of, with which it begins.
         explained: Units (R, N) that take part at all.
@@ -132,7 +130,7 @@ class CappedProblem(WrappedProblem):
         return torch.minimum(self.base.unit_losses(points), torch.stack(caps).unsqueeze(-1)).mean(-1)
 
     def subset(self, rows: int | Tensor, *, coarse: bool = False) -> CappedProblem:
-        """Some of the units, hard trimming first, with rougher distributions of the loss."""
+        """Some of the units, trimmed first, with rougher distributions of the loss."""
         options = replace(self.options, sample=self.options.sample // 3)
         own = replace(self, options=options, trimmings=options.concentration)
         part = None if self.judge is None else random_part(self.rows, rows, self.seed)
@@ -152,8 +150,7 @@ class CappedProblem(WrappedProblem):
     def refine(self, point: Tensor) -> Refinement | None:
         """Weights anew, until they hardly change."""
         was_trimmed = self.trimmings > 0
-        first = was_trimmed and self.trimmings == self.options.concentration  # where a guess of clean rows led to
-        explained = self._explained_at(point) if first else self.explained
+        explained = self._explained_at(point) if was_trimmed else self.explained
         after = replace(self, trimmings=max(0, self.trimmings - 1), explained=explained)._with_weights(point)
         if not was_trimmed and self.weights is not None and after.weights is not None:
             change = (after.weights - self.weights).abs().mean(-1)
@@ -168,9 +165,9 @@ class CappedProblem(WrappedProblem):
         losses = self.base.unit_losses(points)
         explained = torch.ones_like(losses, dtype=torch.bool) if self.explained is None else self.explained
         weights = explained.to(points)
-        if self.trimmings:
-            weights = weights * self._trimmed(losses)
-        else:
+        if self.trimmings and self.explained is None:
+            weights = self._trimmed(losses)
+        elif not self.trimmings:
             of_model = self._model_losses(self.base, points)
             for weight, kept, own, model in zip(weights, explained, losses, of_model, strict=True):
                 # what takes no part at all counts as left out, too
@@ -186,10 +183,10 @@ class CappedProblem(WrappedProblem):
 
     def _trimmed(self, losses: Tensor) -> Tensor:
         """One for the likeliest units by their losses (R, N); the others are left out."""
-        likely = losses <= losses.quantile(1 - self.options.most_dropped, dim=-1, keepdim=True)
+        kept = likeliest(losses, self.options.most_dropped)
         if self.untrimmed is not None and len(self.untrimmed) == len(losses):
-            likely = likely | self.untrimmed.to(likely.device).unsqueeze(-1)
-        return likely.to(losses)
+            kept[self.untrimmed.to(kept.device)] = 1.0
+        return kept
 
 
 def robust_search(
@@ -402,7 +399,10 @@ def _starts(
 
 
 def tail_weights(losses: Tensor, model: Tensor, options: RobustOptions) -> Tensor:
-    """Weights (N,) of rows by their losses, which keep the mass in each tail of the model's losses near the model's.
+    r"""Weights (N,) of rows by their losses, which keep the mass in each tail of the model's losses near the model's.
+
+    Of a share e beyond the model's mass that is more than what is spared, s, only :math:`s^2 / e` stays: the garrote of
+    Breiman (1995), which takes nothing off where chance may explain the excess, and hardly leaves any of a large one.
 
     Args:
         losses: Of the rows (N,).
@@ -421,9 +421,14 @@ def tail_weights(losses: Tensor, model: Tensor, options: RobustOptions) -> Tenso
     for k, (tail, further) in enumerate(pairwise((*tails, 0.0)), start=1):
         inside, mass = region == k, tail - further
         share = float(inside.to(losses).mean())
-        allowed = max(options.slack * mass, mass + options.chance * (mass * (1 - mass) / len(losses)) ** 0.5)
-        lowest = min(lowest, allowed / share) if share > 0 else lowest
+        spare = max((options.slack - 1) * mass, options.chance * (mass * (1 - mass) / len(losses)) ** 0.5)
+        if share > mass + spare:
+            lowest = min(lowest, (mass + spare**2 / (share - mass)) / share)
         weights[inside] = lowest
     weights[losses > beyond] = 0.0
-    likeliest = (losses <= losses.quantile(1 - most)).to(losses)
-    return weights if float(1 - weights.mean()) <= most else likeliest
+    return weights if float(1 - weights.mean()) <= most else likeliest(losses, most)
+
+
+def likeliest(losses: Tensor, most: float) -> Tensor:
+    """One for the units of the lowest losses (..., N), zero for at ``most`` such a share."""
+    return (losses <= losses.quantile(1 - most, dim=-1, keepdim=True)).to(losses)

@@ -1,6 +1,8 @@
 r"""The transport cost between rows and weighted points of the model, in units of the data's spread.
 
 The ground cost is a distance of rows whose numbers are divided by their spread and whose categories are one apart.
+Where a node has no density, rows count by normal scores: the extremes of a long tail, which chance moves most, then do
+not outweigh all else.
 Sliced along directions, it costs a sort of the points, since the rows are sorted once,
 
 .. math:: SW_p^p = \frac1K \sum_k \int_0^1 |F_k^{-1}(u) - G_{k,\theta}^{-1}(u)|^p \, du,
@@ -43,6 +45,7 @@ class Columns:
     Attributes:
         paths: Nodes that are paths, which are compared by windows of so many steps.
         windows: Of each row.
+        scores: Places (d, K) in these units, and the normal scores there; None if units are enough.
     """
 
     places: Mapping[str, slice]
@@ -50,11 +53,13 @@ class Columns:
     spread: Tensor
     paths: Mapping[str, int] = field(default_factory=dict)
     windows: int = 1
+    scores: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, structure: Structure, batch: Batch, window: int = 1) -> Columns:
+    def of(cls, structure: Structure, batch: Batch, window: int = 1, *, scored: bool = False) -> Columns:
         """Median and spread of the cells that are seen; categories are one apart wherever they differ."""
         places, centres, spreads, begin = {}, [], [], 0
+        curves: list[tuple[Tensor, Tensor]] = []
         paths, windows = _paths(structure, window)
         for node in structure.graph.observed:
             space = structure.mechanisms[node].space
@@ -62,6 +67,7 @@ class Columns:
             if space.is_discrete:
                 centres.append(batch.weight.new_zeros(space.width))
                 spreads.append(batch.weight.new_full((space.width,), math.sqrt(2.0)))
+                curves += [_straight(batch.weight)] * space.width
                 continue
             value, mask = batch.values[node][0], batch.mask[node][0]
             if node in paths:
@@ -73,11 +79,20 @@ class Columns:
             spread = torch.where(mad > 0, mad, seen.std(0, correction=0))
             centres.append(centre)
             spreads.append(torch.where(spread > 0, spread, 1.0))
-        return cls(places, torch.cat(centres), torch.cat(spreads), paths, windows)
+            curves += [_normal_scores(column) for column in ((seen - centre) / spreads[-1]).mT]
+        own = cls(places, torch.cat(centres), torch.cat(spreads), paths, windows)
+        return replace(own, scores=_stacked(curves)) if scored and not paths else own
 
     def of_values(self, values: Mapping[str, Tensor]) -> Tensor:
         """Values (R or 1, M, width) of the observed nodes as rows (R or 1, M, d), or as all windows of these."""
-        return (self.side_by_side(values) - self.centre) / self.spread
+        rows = (self.side_by_side(values) - self.centre) / self.spread
+        if self.scores is None:
+            return rows
+        columns = rows.movedim(-1, 0).flatten(1).contiguous()
+        at = torch.searchsorted(self.scores[0], columns.detach()).clamp(1, self.scores[0].shape[-1] - 1)
+        (left, low), (right, high) = ([one.gather(-1, at - back) for one in self.scores] for back in (1, 0))
+        found = low + (columns - left) * (high - low) / (right - left)
+        return found.unflatten(1, rows.shape[:-1]).movedim(0, -1)
 
     def side_by_side(self, values: Mapping[str, Tensor]) -> Tensor:
         """The same in the units in which they come; also of masks (R or 1, M, cells)."""
@@ -95,6 +110,29 @@ class Columns:
     def of_weights(self, weight: Tensor) -> Tensor:
         """Weights (R, M) of rows as those of all their windows."""
         return weight if self.windows == 1 else weight.repeat_interleave(self.windows, -1) / self.windows
+
+
+def _stacked(curves: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([places for places, _ in curves]), torch.stack([scores for _, scores in curves])
+
+
+def _straight(like: Tensor, knots: int = 16) -> tuple[Tensor, Tensor]:
+    """A curve that leaves all values as they are."""
+    places = torch.arange(knots).to(like)
+    return places, places
+
+
+def _normal_scores(column: Tensor) -> tuple[Tensor, Tensor]:
+    """A curve (K,), (K,) from a column to its normal scores, of few lines: finer ones would follow its noise.
+
+    Where values repeat too often for it to rise everywhere, it leaves them as they are.
+    """
+    straight = _straight(column)
+    last = float(torch.special.ndtri(torch.tensor(1 - 0.5 / len(column), dtype=torch.float64)))
+    scores = torch.linspace(-last, last, len(straight[0])).to(column)
+    levels = torch.special.ndtr(scores).numpy()
+    places = torch.from_numpy(np.quantile(column.numpy(), levels, method="hazen")).to(column)
+    return (places, scores) if bool((places.diff() > 0).all()) else straight
 
 
 def _paths(structure: Structure, window: int) -> tuple[dict[str, int], int]:

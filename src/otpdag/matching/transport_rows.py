@@ -156,7 +156,7 @@ class TransportRows(TableRows):
     def pace(self) -> Pace:
         """Drawn points serve for some steps; where rows are completed, estimates need several rounds."""
         steps = self.direct.steps if self.points.must_be_drawn else POLISH if self.jumps else None
-        return Pace(steps=steps, refinements=self.direct.rounds if self._is_refined else 0)
+        return Pace(steps=steps, refinements=self.direct.rounds if self._is_refined else 0, least=0.0)
 
     @property
     def _is_refined(self) -> bool:
@@ -189,7 +189,9 @@ class TransportRows(TableRows):
         if self.jumps:
             said.append("simulated values jump or have no gradient: the cost was differentiated by differences")
         if self.direct.divergence is None:
-            said.append(f"the transport cost is {self.compared.name}, to {self.points.size:,} points of the model")
+            scored = "" if self.columns.scores is None else " of normal scores"
+            name, size = self.compared.name, self.points.size
+            said.append(f"the transport cost is {name}{scored}, to {size:,} points of the model")
         return tuple(said)
 
     # -- other rows ---------------------------------------------------------------------------------------------------
@@ -375,7 +377,8 @@ class TransportRows(TableRows):
 
 def transport_rows(structure: Structure, batch: Batch, shapes: Shapes, direct: Direct, seed: int) -> TransportRows:
     """Choose units, directions and points; the same seed chooses alike."""
-    columns = Columns.of(structure, batch, direct.window)
+    is_chosen = not (direct.divergence or direct.costs or direct.unmatched)
+    columns = Columns.of(structure, batch, direct.window, scored=structure.has_simulators and is_chosen)
     groups = [[columns.places[node] for node in group] for group in neighbourhoods(structure)]
     sliced = direct.sliced(len(columns.places))
     along = directions(groups, len(columns.spread), sliced, seed).to(batch.weight)
