@@ -239,7 +239,7 @@ def test_bad_requests_are_named():
         model.predict_proba(table, "z")
     with pytest.raises(ModelError, match="draws must be a whole number of at least 1; got 0"):
         model.posterior(table, draws=0)
-    with pytest.raises(ModelError, match="kind must be one of 'transport', 'likelihood'; got 'wrong'"):
+    with pytest.raises(ModelError, match="kind must be one of None, 'transport', 'likelihood'; got 'wrong'"):
         model.score(table, kind="wrong")
     seen = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
     seen.set_params({"x": {"loc": 0.0, "scale": 1.0}, "y": {"loc": 0.0, "weight": 1.0, "scale": 1.0}})

@@ -645,14 +645,15 @@ def _initial_scale(state: LBFGSState) -> Tensor:
 
 
 def _line_search(
-    evaluate: Evaluate, state: LBFGSState, direction: Tensor, least: float, trials: int = 20
+    evaluate: Evaluate, state: LBFGSState, direction: Tensor, least: float = -math.inf, trials: int = 20
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Points, losses and gradients after every row has decreased enough (Armijo); rows that cannot stay as they are.
 
-    So many step lengths are tried: 0.1 to the power of 20 of a step moves nothing.
+    So many step lengths are tried: 0.1 to the power of 20 of a step moves nothing. A step along a parabola lowers the
+    loss by half of what its slope says: that must not be more than there is above the least loss.
     """
-    slope = _dot(direction, state.gradient)
-    step = ((state.loss - least) / slope.abs().clamp(min=1e-300)).clamp(max=1.0)
+    slope, room = _dot(direction, state.gradient), state.loss - least
+    step = torch.where(room > 0, 2.0 * room / slope.abs().clamp(min=1e-300), 1.0).clamp(max=1.0)
     if not len(state.rho):
         step = step / state.gradient.norm(dim=-1).clamp(min=1.0)
     point, loss, gradient = state.point.clone(), state.loss.clone(), state.gradient.clone()
