@@ -125,7 +125,7 @@ def _in_a_fork(run: Callable[[Request], str], request: Request) -> str | None:
     child = os.fork()
     if child == 0:
         os.setsid()  # what the tests start goes with them
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))  # a browser reserves far more than it uses
         os.write(answer, run(request).encode())
         os._exit(0)
     os.close(answer)
