@@ -68,6 +68,18 @@ def test_classes_of_iris_with_gaps():
     assert log_loss(y[test], model.predict_proba(x[test])) < 0.25
 
 
+def test_probabilities_of_classes_never_exceed_one():
+    model = GraphClassifier()
+    x = np.repeat([[0.0], [1.0]], 20, axis=0) + 1e-3 * np.arange(40)[:, None]
+    model.fit(x, np.repeat(["no", "yes"], 20))
+    name = next(iter(model.models_))
+    model.models_ = {f"{name}{number}": model.model_ for number in range(3)}
+    model.weights_ = np.array([0.7, 0.2, 0.1 + 1e-15])
+    assert model.predict_proba(100 * x).max() <= 1.0
+    np.testing.assert_allclose(model.predict_proba(x).sum(1), 1.0, rtol=1e-15)
+
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_logits_of_complete_rows_are_those_of_scikit_learn(classes):
     X, y = load_iris(return_X_y=True)

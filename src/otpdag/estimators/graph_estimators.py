@@ -242,7 +242,8 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities of the classes given what each row shows: (n_samples, n_classes)."""
         _ = self._fitted
-        return np.tensordot(self.weights_, self._shares(self.models_, self._frame(X)), 1)
+        shares = np.tensordot(self.weights_, self._shares(self.models_, self._frame(X)), 1)
+        return np.asarray(shares / shares.sum(1, keepdims=True))  # rounding leaves more than one, which metrics refuse
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The likeliest class of each row."""
