@@ -79,7 +79,6 @@ def test_probabilities_of_classes_never_exceed_one():
     np.testing.assert_allclose(model.predict_proba(x).sum(1), 1.0, rtol=1e-15)
 
 
-
 @pytest.mark.parametrize("classes", [2, 3])
 def test_logits_of_complete_rows_are_those_of_scikit_learn(classes):
     X, y = load_iris(return_X_y=True)
