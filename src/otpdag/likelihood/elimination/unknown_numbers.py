@@ -303,8 +303,7 @@ class Placement(Placed):
         wider = torch.where(outside, JUMP, WIDEN) * old
         new = torch.where(at_edge, torch.maximum(spread, wider), torch.where(known & ~widened, narrow, old))
         centre = torch.where(known, mean, self.centre.expand_as(mean))
-        # moments on even points of nearly normal densities err by 3e-5 where the spread is 0.75 of the distance
-        settled = not bool((at_edge | (tight & (spread < TIGHT * gap))).any())
+        settled = not bool((at_edge | tight).any())
         return replace(self, centre=centre, spread=new.clamp(min=SMALLEST_SPREAD)), widened, settled
 
     def _at_edge(self, belief: Tensor, mass: float) -> Tensor:
