@@ -108,6 +108,15 @@ def _sorted(loadings: np.ndarray) -> np.ndarray:
     return np.abs(loadings[:, np.argsort(-(loadings**2).sum(0))])
 
 
+def test_the_factor_that_explains_most_comes_first_whatever_its_signs():
+    loadings = np.array([[0.9, 0.0], [-0.9, 0.0], [0.8, 0.0], [-0.8, 0.0], [0.0, 0.6], [0.0, 0.5], [0.0, 0.6]])
+    graph = otp.Graph([(factor, f"x{i}") for factor in "fg" for i in range(7)], hidden=["f", "g"])
+    model = otp.Model(graph, {node: m.Normal(loc=0.0, scale=1.0) for node in graph.nodes})
+    model.set_params({f"x{i}": {"weight": row[::-1]} for i, row in enumerate(loadings)})
+    turned = rotated_loadings(model.fitted, "varimax").loadings
+    np.testing.assert_allclose(np.abs(turned), np.abs(loadings), atol=1e-6)
+
+
 def test_free_factors_are_rotated_to_what_made_them():
     graph = otp.Graph([(f, x) for f in ("f", "g") for x in "abcdew"], hidden=["f", "g"])
     result = otp.fit(otp.Model(graph, {node: m.Normal() for node in graph.nodes}), two_factor_table(800), restarts=1)

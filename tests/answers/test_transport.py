@@ -39,6 +39,17 @@ def test_a_shift_is_told_in_the_columns_units_and_chance_explains_the_rest():
     assert copy.copy(far).chance == far.chance
 
 
+def test_columns_come_by_what_chance_does_not_explain_of_their_distance():
+    """A sample of many levels is far from any other, and its model no worse for it."""
+    model = otp.Model(otp.Graph([], nodes=["c", "x"]), {"c": m.Categorical(60), "x": m.Normal()})
+    model.set_params({"c": {"probs": np.full(60, 1 / 60)}, "x": {"loc": 0.0, "scale": 1.0}})
+    table = model.sample(200, seed=4)
+    nodes = model.distance(table.assign(x=table["x"] + 0.3)).nodes
+    assert nodes.index[0] == "x"
+    assert nodes.loc["c", "deviations"] > nodes.loc["x", "deviations"]
+    assert nodes.loc["c", "deviations"] < nodes.loc["c", "upper"]
+
+
 def test_what_chance_gives_is_the_distance_of_the_models_own_tables():
     model, table = pair()
     told = [model.distance(model.sample(len(table), seed=seed), seed=seed) for seed in range(12)]

@@ -479,8 +479,9 @@ def test_the_origin_is_where_the_curvature_was_taken():
         assert torch.equal(coordinates.point(torch.zeros_like(start)), start)
 
 
-def test_flat_directions_are_not_stretched_without_end():
-    coordinates = Coordinates.of(Quadric(symmetric([1.0, 0.0])), points(2))
+@pytest.mark.parametrize("largest", [1.0, -1.0])
+def test_flat_directions_are_not_stretched_without_end(largest):
+    coordinates = Coordinates.of(Quadric(symmetric([largest, 0.0])), points(2))
     lengths = torch.linalg.svdvals(coordinates.matrix)
     torch.testing.assert_close(lengths, torch.tensor([[1e-7**-0.5, 1.0]] * 2).double())
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise, product
 
 import numpy as np
@@ -90,27 +91,38 @@ def test_simulated_numbers_count_by_their_normal_scores_unless_a_cost_is_chosen(
     assert "normal scores" not in str(plain.notes(points))
 
 
-def test_paths_are_compared_by_all_their_windows_beside_what_else_a_row_shows():
+@pytest.mark.parametrize("windows", [1, 2, 3])
+def test_paths_are_compared_by_all_their_windows_beside_what_else_a_row_shows(windows):
     rng = np.random.default_rng(1)
-    y = rng.normal(size=(5, 5)).cumsum(1)
-    node = m.Simulator(walk, {"drift": otp.start(0.0)}, Real(5), noise=5, path=True)
+    steps = windows + 2
+    y = rng.normal(size=(5, steps)).cumsum(1)
+    node = m.Simulator(walk, {"drift": otp.start(0.0)}, Real(steps), noise=steps, path=True)
     table = {"y": y, "x": rng.normal(size=5)}
     model = otp.Model(otp.Graph([], nodes=["x", "y"]), {"x": m.Normal(), "y": node})
     problem, points = started(model, table, direct(points=64), weights=np.array([1.0, 2.0, 0.5, 3.0, 1.5]))
     found = np.column_stack([numpy_rows(problem)[0], problem.compared.weight[0] / problem.compared.weight.sum()])
     expected = [
-        [table["x"][row], *y[row, window : window + 3], weight / 8.0 / 3]
+        [table["x"][row], *y[row, window : window + 3], weight / 8.0 / windows]
         for row, weight in enumerate((1.0, 2.0, 0.5, 3.0, 1.5))
-        for window in range(3)
+        for window in range(windows)
     ]
     np.testing.assert_allclose(sorted(found.tolist()), sorted(expected))
-    np.testing.assert_allclose(problem.columns.spread[1:], stats.median_abs_deviation(y, None, scale=1 / 1.4826))
+    lower = partial(np.quantile, q=0.5, method="lower")  # of an even number of values, torch's median is the lower one
+    np.testing.assert_allclose(problem.columns.spread[1:], 1.4826 * lower(np.abs(y - lower(y))))
     model, weight = problem.model_side(points)
-    assert model.shape == (1, 3 * 32, 4)  # a path is three windows, but there are at least 32 of them
-    np.testing.assert_allclose(weight, 1 / 96)
-    two = {"x": m.Simulator(walk, {"drift": otp.start(0.0)}, Real(4), noise=4, path=True), "y": node}
+    points = 64 if windows == 1 else windows * 32  # a path is so many windows, but there are at least 32 paths
+    assert model.shape == (1, points, 4)
+    np.testing.assert_allclose(weight, 1 / points)
+
+
+def test_paths_of_other_lengths_are_not_compared():
+    y = np.random.default_rng(1).normal(size=(5, 5))
+    nodes = {
+        name: m.Simulator(walk, {"drift": otp.start(0.0)}, Real(steps), noise=steps, path=True)
+        for name, steps in (("x", 4), ("y", 5))
+    }
     with pytest.raises(ModelError, match=r"the same number of steps to be compared; got {'x': 4, 'y': 5}"):
-        started(otp.Model(otp.Graph([], nodes=["x", "y"]), two), {"x": y[:, :4], "y": y}, otp.transport())
+        started(otp.Model(otp.Graph([], nodes=["x", "y"]), nodes), {"x": y[:, :4], "y": y}, otp.transport())
 
 
 def test_directions_are_unit_vectors_each_along_few_nodes_of_one_neighbourhood():
@@ -359,7 +371,10 @@ def test_the_least_share_to_leave_out_is_that_of_foreign_rows_and_a_little(forei
         model = otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
         problem, _ = started(model, table, otp.transport(unmatched="auto", points=256))
         y = {"loc": 1.0, "weight": [[1.0]], "scale": 0.5}
-        found.append(problem.left_out(point_of(problem, {"x": {"loc": 0.0, "scale": 1.0}, "y": y})))
+        truth = point_of(problem, {"x": {"loc": 0.0, "scale": 1.0}, "y": y})
+        found.append(problem.left_out(truth))
+    parts = problem.partial(truth).parts
+    np.testing.assert_allclose(1 - parts.mean(-1), found[-1][1], atol=0.01)
     least, all_of_it = np.mean([[float(one) for one in pair] for pair in found], axis=0)
     assert foreign < least < foreign + 0.03
     assert 0.03 < all_of_it - least < 0.1

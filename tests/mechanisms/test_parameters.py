@@ -3,9 +3,12 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
+import otpdag as otp
+from otpdag import mechanisms as m
 from otpdag.errors import ModelError
 from otpdag.mechanisms.parameters import (
     ABOVE_ONE,
@@ -179,3 +182,15 @@ def test_bounds_are_named_and_their_ends_are_outside(low, high, name):
     for end, inside in ((low, 1e-6), (high, -1e-6)):
         if end is not None:
             assert support.holds(numbers(end, end + inside, end - inside)).tolist() == [False, True, False]
+
+
+def test_arrays_that_are_read_backwards_are_settings_like_others():
+    """NumPy turns an array by a negative stride, which torch does not know."""
+    turned, graph = np.array([2.0, 1.0])[::-1], otp.Graph([("x", "y"), ("z", "y")])
+    model = otp.Model(graph, {"x": m.Normal(), "z": m.Normal(), "y": m.Normal(weight=turned)})
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 3)), columns=["x", "z", "y"])
+    np.testing.assert_array_equal(np.ravel(otp.fit(model, table).params()["y"]["weight"]), [1.0, 2.0])
+    free = otp.Model(graph, {node: m.Normal() for node in graph.nodes})
+    normal = {"loc": 0.0, "scale": 1.0}
+    free.set_params({"x": normal, "z": normal, "y": {**normal, "weight": turned}})
+    np.testing.assert_array_equal(np.ravel(free.params()["y"]["weight"]), [1.0, 2.0])

@@ -40,6 +40,8 @@ def fingerprint(value: Any) -> str:
     >>> one, other = np.arange(3.0), np.array([0.0, 1.0, 2.5])
     >>> fingerprint({"x": one}) == fingerprint({"x": one.copy()}), fingerprint({"x": one}) == fingerprint({"x": other})
     (True, False)
+    >>> len(fingerprint("x"))
+    12
     """
     try:
         return _digest(value, {}).hex()[:12]

@@ -484,7 +484,7 @@ class Parameter:
     def _checked_value(self, node: str, name: str) -> Tensor:
         if not isinstance(self.setting, Fixed | Start):
             raise TypeError(f"parameter {name!r} of node {node!r} has no given value")
-        value = torch.as_tensor(np.asarray(self.setting.value, dtype=float))
+        value = torch.as_tensor(np.array(self.setting.value, dtype=float, order="C"))
         if int(np.prod(self.shape, dtype=float)) > max(self.most_spread, value.numel()):
             raise ModelError(
                 f"parameter {name!r} of node {node!r} has shape {self.shape}; a given value is spread over at most "

@@ -381,7 +381,7 @@ def _natural(parameter: Parameter, given: ArrayLike | None, node: str, name: str
     if given is None:
         raise ModelError(f"{what} is missing; expected shape {parameter.shape}")
     try:
-        value = torch.tensor(np.asarray(given, dtype=float))
+        value = torch.tensor(np.array(given, dtype=float, order="C"))  # turned arrays have strides that torch has not
     except (TypeError, ValueError, OverflowError):
         raise ModelError(f"{what} must be numbers; got {given!r:.100}") from None
     if value.numel() != entries:
