@@ -189,7 +189,7 @@ def test_arrays_that_are_read_backwards_are_settings_like_others():
     turned, graph = np.array([2.0, 1.0])[::-1], otp.Graph([("x", "y"), ("z", "y")])
     model = otp.Model(graph, {"x": m.Normal(), "z": m.Normal(), "y": m.Normal(weight=turned)})
     table = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 3)), columns=["x", "z", "y"])
-    np.testing.assert_array_equal(np.ravel(otp.fit(model, table).params()["y"]["weight"]), [1.0, 2.0])
+    np.testing.assert_array_equal(np.ravel(otp.fit(model, table).model.params()["y"]["weight"]), [1.0, 2.0])
     free = otp.Model(graph, {node: m.Normal() for node in graph.nodes})
     normal = {"loc": 0.0, "scale": 1.0}
     free.set_params({"x": normal, "z": normal, "y": {**normal, "weight": turned}})
