@@ -81,7 +81,7 @@ def test_a_comma_at_the_end_of_every_row_is_refused(model, tmp_path):
     data, file = tmp_path / "data.csv", tmp_path / "model.yaml"
     data.write_text("k,x,n\n1,1.5,3,\n0,2.5,1,\n1,2.0,4,\n")
     file.write_text("edges: [[k, x], [k, n]]")
-    message = r"the rows have 4 cells, the header names 3 (a comma at the end of every row?)"
+    message = "a row has 4 cells, the header 3: a row ends in ','"
     uses = [(command, model, data) for command in ("score", "impute", "check")]
     for arguments in (*uses, ("fit", file, data, "--out", tmp_path / "run")):
         result = run(*arguments)
@@ -90,7 +90,7 @@ def test_a_comma_at_the_end_of_every_row_is_refused(model, tmp_path):
     data.write_text("k,x,n\n0,1.5,3,\n1,2.5,1,\n2,2.0,4,\n")  # numbered rows look like pandas' own index
     assert message in run("score", model, data).stderr
     data.write_text("k,x\n1,1.5,3\n0,2.5,1\n")
-    assert "the rows have 3 cells, the header names 2; name every" in run("score", model, data).stderr
+    assert "a row has 3 cells, the header 2: name every column" in run("score", model, data).stderr
 
 
 @pytest.mark.parametrize("command", ["score", "impute", "check"])
@@ -104,7 +104,7 @@ def test_another_separator_is_recognised_and_said(model, tmp_path, command):
     if wrong:
         result = run(command, model, data, *wrong)
         assert result.exit_code == 2
-        assert "the rows have 2 cells, the header names 1" in result.stderr
+        assert "a row has 2 cells, the header 1: name every column" in result.stderr
 
 
 def test_text_that_does_not_match_its_table_is_refused(tmp_path):

@@ -385,5 +385,10 @@ def test_rows_with_more_cells_than_the_header_are_refused(tmp_path: Path) -> Non
     path.write_text("item,price\na,$1,200\nb,$30\n")
     with pytest.raises(DataError, match="a row has 3 cells, the header 2: quote cells that hold ','"):
         read_table(path)
+    path.write_text("x,y\n1,2,\n3,4,\n")
+    with pytest.raises(DataError, match="a row has 3 cells, the header 2: a row ends in ','"):
+        read_table(path)
     path.write_text("x,y\nfirst,1,2\nsecond,3,4\n")  # R leaves the title of row names out
-    assert read_table(path)["y"].tolist() == [2, 4]
+    found = read_table(path)
+    assert found["y"].tolist() == [2, 4]
+    assert found.attrs["read_as"] == ["first cells that have no title taken for names of rows"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import re
 import tempfile
 import warnings
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from otpdag.data import Sequences
-    from otpdag.data.reading import Form
     from otpdag.model import Model
 
 
@@ -32,7 +29,7 @@ def table_at(path: Path, separator: str | None = None, decimal: str | None = Non
     """
     from pandas.errors import DtypeWarning
 
-    from otpdag.data.reading import TEXTS, read_table, recognise
+    from otpdag.data.reading import NAMED, read_table
 
     look_for_garbage()
     if path == STANDARD_INPUT:
@@ -43,30 +40,11 @@ def table_at(path: Path, separator: str | None = None, decimal: str | None = Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DtypeWarning)  # mixed columns are told by their cell, later
         table = read_table(path, separator=separator, decimal=decimal)
-    if path.suffix in TEXTS:
-        _check_shape(path, recognise(path, separator, decimal))
+    if NAMED in table.attrs["read_as"]:
+        raise DataError(f"{path}: a row has {table.shape[1] + 1} cells, the header {table.shape[1]}: name every column")
     if table.attrs["read_as"]:
         say(f"{path} is read with {', '.join(table.attrs['read_as'])}")
     return table
-
-
-def _check_shape(path: Path, form: Form) -> None:
-    """Refuse a text whose rows have more cells than its header: pandas would shift all columns."""
-    header: list[str] = []
-    first: list[str] = []
-    if len(form.separator) > 1:
-        return
-    with contextlib.suppress(csv.Error), path.open(encoding=form.encoding, newline="") as file:
-        for _ in range(form.skipped):
-            next(file, None)
-        rows = (row for row in csv.reader(file, delimiter=form.separator) if any(row) or len(row) > 1)
-        header, first = next(rows, []), next(rows, [])
-    if len(first) > len(header):
-        comma = " (a comma at the end of every row?)" if len(first) == len(header) + 1 and not first[-1] else ""
-        raise DataError(
-            f"{path}: the rows have {len(first)} cells, the header names {len(header)}{comma}; name every column, or "
-            f"end the rows after {header[-1]!r:.60}"
-        )
 
 
 def model_and_rows(

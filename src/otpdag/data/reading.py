@@ -25,6 +25,7 @@ from otpdag.errors import DataError, listed
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 TEXTS = (".csv", ".tsv", ".txt", ".dat", ".tab")
 MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+NAMED = "first cells that have no title taken for names of rows"
 MOST_TITLES = 10  # lines above a header
 LOOKED_AT = 2**18  # bytes at the beginning of a text that tell its form
 GROUPED = re.compile(r"[-+]?\d{1,3}(?:[.,' ]\d{3})+")
@@ -42,6 +43,7 @@ class Form:
         encoding: Its characters.
         skipped: Lines before the header.
         texts: Columns of digits that stay text.
+        named: Whether rows begin with a name that has no title, as R writes them.
     """
 
     separator: str = ","
@@ -50,6 +52,7 @@ class Form:
     encoding: str = "utf-8"
     skipped: int = 0
     texts: tuple[str, ...] = field(default=())
+    named: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -66,6 +69,7 @@ class Form:
             f"characters of {self.encoding}": self.encoding not in ("utf-8", "utf-8-sig"),
             f"{self.skipped} lines before the header left out": self.skipped > 0,
             f"digits that begin with zero kept as text: {listed(self.texts)}": bool(self.texts),
+            NAMED: self.named,
         }
         return [words for words, holds in said.items() if holds]
 
@@ -155,10 +159,10 @@ def recognise(path: Path, separator: str | None = None, decimal: str | None = No
     separator = found or usual
     names, *rows = _cells("".join(lines[skipped:]), separator) or [[]]
     longer = {len(row) for row in rows if len(row) > len(names)}
-    if longer and {len(row) for row in rows} != {len(names) + 1}:  # with a first column of names R leaves one out
-        raise DataError(
-            f"{path}: a row has {max(longer)} cells, the header {len(names)}: quote cells that hold {separator!r}"
-        )
+    at_end = not any(row[-1] for row in rows)
+    if longer and (at_end or {len(row) for row in rows} != {len(names) + 1}):
+        what = "a row ends in" if at_end else "quote cells that hold"
+        raise DataError(f"{path}: a row has {max(longer)} cells, the header {len(names)}: {what} {separator!r}")
     columns = {name: [row[at] for row in rows if at < len(row) and row[at]] for at, name in enumerate(names)}
     if decimal is None:
         decimal = _decimal(columns, separator)
@@ -168,7 +172,7 @@ def recognise(path: Path, separator: str | None = None, decimal: str | None = No
     elif any(_all_grouped(cells, ",") for cells in columns.values()):
         thousands = ","
     texts = tuple(name for name, cells in columns.items() if begin_with_zeros(cells))
-    return Form(separator, decimal, thousands, encoding, skipped, texts)
+    return Form(separator, decimal, thousands, encoding, skipped, texts, named=bool(longer))
 
 
 def _encoding(path: Path, begin: bytes) -> str:
