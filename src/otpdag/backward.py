@@ -10,7 +10,7 @@ A user's network tells what is hidden behind an image; with codewords, each posi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,8 +30,6 @@ from otpdag.spaces import Space
 from otpdag.structure import Structure, Theta
 
 __all__ = ["AmortizedMap", "EncoderMap", "QuantizedMap", "RowCode", "SumSizes"]
-
-Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -140,54 +138,6 @@ class AmortizedMap:
         row = sum(self.space(n).width + self.space(n).cells for n in self.code.nodes)
         earlier = sum(self.space(n).width for n in self.targets[: self.targets.index(node)])
         return row + earlier
-
-    def input_slice(self, head: str, node: str) -> slice | None:
-        """Where a head reads the value of another unknown node; None if it does not."""
-        at = sum(self.space(n).width + self.space(n).cells for n in self.code.nodes)
-        for name in self.targets[: self.targets.index(head)]:
-            if name == node:
-                return slice(at, at + self.space(name).width)
-            at += self.space(name).width
-        return None
-
-    def input_keys(self, head: str) -> list[str]:
-        """Keys of the tensors whose rows are a head's inputs."""
-        return [self.key(head, "linear")] + ([self.key(head, "net.0.weight")] if self.hidden else [])
-
-    def output_keys(self, head: str) -> list[str]:
-        """Keys of the tensors whose last axis is a head's outputs."""
-        last = len(self.hidden)
-        layers = [self.key(head, f"net.{last}.{part}") for part in ("weight", "bias")] if self.hidden else []
-        return [self.key(head, "linear"), self.key(head, "bias"), *layers]
-
-    def relabelled(self, phi: Theta, node: str, order: Sequence[int]) -> dict[str, Tensor] | None:
-        """Parameters of the same map once category ``order[k]`` of an unknown node is called ``k``.
-
-        By default inputs and outputs are exchanged in the tensors that :meth:`input_keys` and :meth:`output_keys` name.
-        A map that cannot follow returns None; then labels stay as they are.
-        """
-        index = torch.tensor(order)
-        return self._with_changed(phi, node, lambda rows: rows[:, index], lambda outputs: outputs[..., index])
-
-    def turned(self, phi: Theta, node: str, sign: Tensor) -> dict[str, Tensor] | None:
-        """Parameters of the same map once an unknown real vector is multiplied by ``sign`` (width,).
-
-        Half of a head's outputs are locations, which turn; the others are scales. None if the map cannot follow.
-        """
-        both = torch.cat([sign, torch.ones_like(sign)])
-        return self._with_changed(phi, node, lambda rows: rows * sign.unsqueeze(-1), lambda outputs: outputs * both)
-
-    def _with_changed(self, phi: Theta, node: str, inputs: Change, outputs: Change) -> dict[str, Tensor]:
-        """Change the rows (R, width, ...) that read a node's value, and the last axes of what its own head puts out."""
-        changed = dict(phi)
-        for head in self.targets:
-            where = self.input_slice(head, node)
-            for key in self.input_keys(head) if where is not None else ():
-                changed[key] = changed[key].clone()
-                changed[key][:, where] = inputs(changed[key][:, where])
-        for key in self.output_keys(node) if node in self.targets else ():
-            changed[key] = outputs(changed[key])
-        return changed
 
     def output_width(self, node: str) -> int:
         """Number of outputs of a node's head."""

@@ -2,15 +2,15 @@
 
 Nothing in the data tells which of a hidden category's labels is the first, or which way a hidden number points. So
 labels are ordered by the mean of the node's first child, and numbers point so that its slope is positive. Mechanisms
-and maps say themselves what that changes in them. Where one cannot follow, or a user has fixed or tied a parameter that
-would change, labels and signs stay.
+say themselves what that changes in them. Where one cannot follow, a user has fixed or tied a parameter that would
+change, or only the map that a fit learned draws what is hidden, labels and signs stay.
 """
 
 from __future__ import annotations
 
 import html
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -195,9 +195,10 @@ class ModelBase:
         schema: Schema | None = None,
         maps: tuple[AmortizedMap, ...] = (),
     ) -> None:
-        """Take over the end of a fit: raw parameters (1, ...), put in canonical order."""
+        """Take over the end of a fit: raw parameters (1, ...), in canonical order unless draws are a learned map's."""
         theta, phi = split_theta({key: value.detach() for key, value in parameters.items()})
-        naturals, phi = in_one_order(structure, structure.naturals(theta), phi, maps)
+        naturals = structure.naturals(theta)
+        naturals = naturals if maps and not structure.has_densities else in_one_order(structure, naturals)
         self.structure = structure
         self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, maps)
 
@@ -422,24 +423,20 @@ def _as_html(structure: Structure, params: Mapping[str, Mapping[str, Array]] | N
 Change = list[int] | Tensor  # another order of a node's labels, or signs of its coordinates
 
 
-def in_one_order(
-    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap]
-) -> tuple[Naturals, Phi]:
-    """Relabel categories and flip signs of hidden nodes, in the model and in its backward maps."""
+def in_one_order(structure: Structure, naturals: Naturals) -> Naturals:
+    """Relabel categories and flip signs of hidden nodes."""
     hidden = [node for node in structure.graph.order if node in structure.graph.hidden]
     # signs first: labels may be ordered by a number that one turns round
     for node in sorted(hidden, key=lambda node: structure.mechanisms[node].space.is_discrete):
         is_discrete = structure.mechanisms[node].space.is_discrete
         change = (_new_labels if is_discrete else _new_sign)(structure, naturals, node)
-        changed = None if change is None else _changed(structure, naturals, phi, maps, node, change)
-        naturals, phi = (naturals, phi) if changed is None else changed
-    return naturals, phi
+        changed = None if change is None else _changed(structure, naturals, node, change)
+        naturals = naturals if changed is None else changed
+    return naturals
 
 
-def _changed(
-    structure: Structure, naturals: Naturals, phi: Phi, maps: Sequence[AmortizedMap], node: str, change: Change
-) -> tuple[Naturals, Phi] | None:
-    """All parameters after a change; None if a mechanism or a map cannot follow, or a given parameter would differ."""
+def _changed(structure: Structure, naturals: Naturals, node: str, change: Change) -> Naturals | None:
+    """All parameters after a change; None if a mechanism cannot follow, or a given parameter would differ."""
     everywhere = dict(naturals)
     for owner, mechanism in structure.mechanisms.items():
         names = (owner, *(name for name, _ in mechanism.family.parents))
@@ -450,19 +447,14 @@ def _changed(
         if params is None or not _keeps_settings(mechanism, naturals[owner], params):
             return None
         everywhere[owner] = params
-    for backward in maps:
-        followed = _following(backward, phi, node, change)
-        if followed is None:
-            return None
-        phi = followed
-    return everywhere, phi
+    return everywhere
 
 
-def _following(one: Mechanism | AmortizedMap, params: Any, nodes: Any, change: Change) -> dict[str, Tensor] | None:
-    """The parameters of a mechanism or map after a change of some nodes; None if it cannot follow."""
+def _following(one: Mechanism, params: Params, nodes: Collection[str], change: Change) -> dict[str, Tensor] | None:
+    """The parameters of a mechanism after a change of some nodes; None if it cannot follow."""
     if isinstance(change, list):
         return one.relabelled(params, nodes, change)
-    return one.turned(params, nodes, change) if isinstance(one, Turning | AmortizedMap) else None
+    return one.turned(params, nodes, change) if isinstance(one, Turning) else None
 
 
 def _mechanism_of(column: ColumnType, graph: Graph, node: str) -> Mechanism:
