@@ -264,7 +264,7 @@ def damaged_folders(seed: int, many: int) -> Iterator[Call]:
     for number in range(many):
         name = names[number % len(names)]
         content = _damaged((folder / "run" / name).read_bytes(), chance)
-        command = "show" if name == "model.otp" else "report"
+        command = "show" if name in ("shown.json", "model.otp") else "report"
         yield f"{command} with a damaged {name}", lambda n=name, c=content, w=command: _told(folder, n, c, w)
 
 

@@ -202,6 +202,13 @@ def test_parts_of_a_head_are_where_it_says():
     assert not phi["phi.joint.u.linear"].any()
     assert phi["phi.joint.u.bias"].tolist() == [[0.0, np.log(0.5)]] * 2
     assert not phi["phi.joint.k.bias"].any()
+    assert backward.spec() == {
+        "type": "AmortizedMap",
+        "targets": list(backward.targets),
+        "hidden": [4],
+        "name": "joint",
+        "explains": list(structure.graph.observed),
+    }
 
 
 def test_the_spread_of_a_column_is_that_of_its_values_also_where_roots_are_read():

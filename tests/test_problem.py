@@ -25,7 +25,7 @@ from otpdag.errors import ModelError
 from otpdag.estimators import VectorQuantizedAutoencoder
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem
 from otpdag.learned.paper_topics import PaperTopicsProblem
-from otpdag.learned.sampled import DrawnRows, DrawnSteps
+from otpdag.learned.sampled import DrawnRows, DrawnSteps, Pools, StreamedRows
 from otpdag.learned.sequence_problem import NumberProblem
 from otpdag.likelihood.chain_problem import ChainProblem, chain_problem
 from otpdag.likelihood.grouped_rows import GroupProblem
@@ -182,7 +182,7 @@ MADE = {
     "auto-encoder": (encoder_model, images, encoded(), AutoencoderProblem),
 }
 OTHERS = {"codebook": CodebookProblem, "warm-up": CodebookProblem, "capped": CappedProblem}
-OTHERS |= {"parts": PartitionedProblem}
+OTHERS |= {"parts": PartitionedProblem, "streamed rows": StreamedRows}
 
 
 def made(name, weights=None, replicas=2):
@@ -209,6 +209,10 @@ def problem_of(name):
         parts = LocalParts(lambda: (problem.subset(rows) for rows in torch.arange(problem.rows).split(20)))
         whole = PartitionedProblem(problem, parts, problem.rows)
         return whole.laid_out_for(points), points
+    if name == "streamed rows":
+        problem, points = made("drawn rows")
+        pools = Pools(problem.batch.first(20), problem.batch.take, problem.rows, number=3, seed=0)
+        return StreamedRows(problem, pools), points
     options = RobustOptions(sample=100)
     return CappedProblem(problem, None, options, 0).laid_out_for(points), points
 

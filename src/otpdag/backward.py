@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +125,20 @@ class AmortizedMap:
     hidden: tuple[int, ...] = (16,)
     name: str = "joint"
     explains: tuple[str, ...] = ()
+
+    def spec(self) -> dict[str, Any]:
+        """The map as plain data, for a file: its class, and the arguments that build it beside structure and code.
+
+        A class of your own with more arguments adds them; ``otpdag.load(path, maps={"Name": Name})`` passes them to it
+        again, lists as tuples.
+        """
+        return {
+            "type": type(self).__name__,
+            "targets": list(self.targets),
+            "hidden": list(self.hidden),
+            "name": self.name,
+            "explains": list(self.explains),
+        }
 
     def key(self, node: str, part: str) -> str:
         """The key of a head's tensor among all parameters."""

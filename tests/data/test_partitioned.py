@@ -198,3 +198,19 @@ def test_two_workers_give_the_estimates_of_memory_though_one_is_killed():
         assert difference(there, here) < 1e-6
         with pytest.raises(DataError, match="column 'x' must hold numbers; found 'text'"):
             fitted(otp.Partitioned(dd.from_pandas(frame.assign(x="text"), npartitions=2), held_rows=800))
+
+
+@pytest.mark.filterwarnings("default")
+def test_rows_are_picked_and_minibatches_drawn_where_partitions_are(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    frame = dask_table(900)
+    parts = {"block_rows": 300, "held_rows": 200}
+    settings = {"method": "paper", "steps": 30, "restarts": 1, "seed": 4}
+    frame.to_parquet(tmp_path / "dask_table.parquet")
+    from_file = otp.fit(model(), otp.Partitioned(tmp_path / "dask_table.parquet", **parts), **settings)
+    cluster = distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None, silence_logs=50
+    )
+    with cluster, distributed.Client(cluster):
+        partitions = otp.Partitioned(dd.from_pandas(frame, npartitions=3), **parts)
+        assert difference(otp.fit(model(), partitions, **settings), from_file) < 1e-9

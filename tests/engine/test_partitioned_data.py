@@ -9,7 +9,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
-from otpdag.engine import Deterministic
+from otpdag.engine import Adam, Deterministic
 from otpdag.engine.data_kind import TableData, size_of
 from otpdag.errors import DataError, ModelError
 
@@ -226,10 +226,72 @@ def test_weights_that_are_none(folder, weights, message):
         otp.fit(mixed_model(), small(folder), weights=weights)
 
 
-@pytest.mark.parametrize("method", ["transport", "paper"])
-def test_methods_that_are_no_sum_over_rows(folder, method):
-    with pytest.raises(ModelError, match=f"method '{method}' is no sum over the parts of a table"):
-        otp.fit(mixed_model(), small(folder), method=method)
+def test_methods_that_are_no_sum_over_rows(folder):
+    with pytest.raises(ModelError, match="compares the rows with the model as a whole"):
+        otp.fit(mixed_model(), small(folder), method="transport")
+
+
+def pair_model():
+    return otp.Model(otp.Graph([("x", "y")]), {"x": m.Normal(), "y": m.Normal()})
+
+
+DRAWN = otp.Method(
+    "drawn",
+    otp.objective.Objective(eps=1.0),
+    otp.objective.Drawn(noise="marginal", batch_size=64, hidden_layers=(8,)),
+    Adam(steps=400, learning_rate=0.05),
+)
+"""Maximum likelihood by minibatches, as far as gaps are drawn."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weighted", [False, True])
+def test_minibatches_are_of_the_whole_table(tmp_path, weighted):
+    rng = np.random.default_rng(3)
+    x = np.sort(rng.normal(size=10_000))  # the order of rows must not matter
+    table = pd.DataFrame({"x": x, "y": 1.5 * x + rng.normal(size=10_000), "share": np.where(x > 0, 1.5, 0.5)})
+    table.to_parquet(tmp_path / "table.parquet")
+    weights = "share" if weighted else None
+    parts = otp.Partitioned(tmp_path / "table.parquet", block_rows=5000, held_rows=150)
+    model = pair_model()
+    result = otp.fit(model, parts, method=DRAWN, weights=weights, seed=1, restarts=1)
+    mean = np.average(x, weights=table["share"] if weighted else None)
+    assert result.rows_used == 10_000
+    assert result.method.name == "drawn"
+    held = TableData.in_parts(pair_model(), parts, weights=weights).batch
+    of_held = float((held.weight * held.values["x"][..., 0]).sum() / held.weight.sum())
+    assert abs(of_held - mean) > 0.06  # so that the rows at hand alone would be noticed
+    assert abs(model.params()["x"]["loc"].item() - mean) < 0.03
+    assert model.params()["y"]["weight"].item() == pytest.approx(1.5, abs=0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
+def test_a_run_by_minibatches_goes_on_where_it_was_stopped(folder, tmp_path):
+    settings = {"method": "paper", "steps": 60, "seed": 2, "restarts": 2}
+    whole = otp.fit(mixed_model(), small(folder), **settings)
+    seen = []
+
+    def stop(record):
+        seen.append(record)
+        return len(seen) == 40
+
+    path = tmp_path / "run.checkpoint"
+    otp.fit(mixed_model(), small(folder), **settings, callbacks=[stop], checkpoint=path, checkpoint_seconds=1e-3)
+    assert path.exists()
+    again = otp.fit(mixed_model(), small(folder), **settings, checkpoint=path)
+    assert difference(again.model, whole.model) == 0
+
+
+def test_rows_are_picked_by_their_numbers(folder, table):
+    weights = np.arange(3000) + 1.0
+    kind = TableData.in_parts(mixed_model(), small(folder), weights=weights)
+    numbers = np.random.default_rng(0).permutation(3000)[:50]
+    picked = kind.parts.picked(torch.from_numpy(numbers))
+    wanted = table["visits"].to_numpy(dtype=float)[numbers]
+    assert np.array_equal(picked.mask["visits"][0, :, 0].numpy(), ~np.isnan(wanted))
+    assert np.array_equal(picked.values["visits"][0, :, 0].numpy()[~np.isnan(wanted)], wanted[~np.isnan(wanted)])
+    assert np.allclose(picked.weight[0].numpy(), weights[numbers] / weights.mean())
 
 
 def test_robust_fits_need_rows_at_hand(folder):

@@ -120,6 +120,17 @@ def test_topics_may_have_distributions(documents):
     assert patterns_recovered(documents.topics, lda.components_) == 1.0
 
 
+def test_partial_fit_learns_from_a_stream():
+    drawn = bars(10, 3000, 100, seed=103)
+    lda = LatentDirichletAllocation(10, random_state=0).fit(drawn.counts[:300])
+    before = topic_errors(drawn.topics, lda.components_)["hellinger"]
+    for start in range(300, 3000, 300):
+        lda.partial_fit(drawn.counts[start : start + 300])
+    assert topic_errors(drawn.topics, lda.components_)["hellinger"] < before
+    assert patterns_recovered(drawn.topics, lda.components_) == 1.0
+    assert lda.alpha_.mean() == pytest.approx(0.1, rel=0.25)
+
+
 def test_the_pairs_of_words_are_matched(documents, paired):
     # the objective is the cross-entropy of pairs, least where the model's pairs are the data's
     counts = documents.counts.toarray().astype(float)
@@ -136,6 +147,14 @@ def test_what_was_called_transport_is_called_pairs(documents, paired):
     with pytest.warns(DeprecationWarning, match="called 'pairs' now"):
         old = LatentDirichletAllocation(10, method="transport", random_state=1).fit(documents.counts)
     np.testing.assert_array_equal(old.components_, paired.components_)
+
+
+def test_pairs_take_in_more_documents(documents):
+    whole = LatentDirichletAllocation(10, method="pairs", random_state=0).fit(documents.counts)
+    parts = LatentDirichletAllocation(10, method="pairs", random_state=0).fit(documents.counts[:300])
+    parts.partial_fit(documents.counts[300:])
+    assert parts.word_probability_ == pytest.approx(whole.word_probability_)
+    assert parts._problem.pairs.total == whole._problem.pairs.total
 
 
 def test_pairs_separate_texts_that_share_a_common_word():
@@ -166,6 +185,9 @@ def test_the_default_reads_how_often_words_repeat(fitted):
     np.testing.assert_allclose(lda.model_.params()["words"]["topics"], whole, atol=1e-6)
     named = LatentDirichletAllocation(3, method="pairs", random_state=0).fit(counts)
     np.testing.assert_array_equal(named.components_, lda.components_)
+    before = lda.components_
+    lda.partial_fit(counts[:150])
+    assert topic_errors(before, lda.components_)["hellinger"] < 0.1
 
 
 @pytest.mark.slow
@@ -216,6 +238,8 @@ def test_the_papers_way_runs_in_both_forms(topics):
     drawn = bars(4, 60, 10, seed=105)
     lda = LatentDirichletAllocation(4, method="paper", topics=topics, max_iter=2, random_state=0).fit(drawn.counts)
     assert lda.components_.sum(1) == pytest.approx(np.ones(4))
+    with pytest.raises(ModelError, match="no partial_fit"):
+        lda.partial_fit(drawn.counts)
 
 
 # --- documents of every kind --------------------------------------------------------------------------------------

@@ -211,12 +211,17 @@ def test_a_concluded_fit_holds_whole_topics_and_knows_their_own_words():
     own = ended.own(whole)
     np.testing.assert_allclose(own.probabilities, topics, rtol=1e-4)
     np.testing.assert_allclose(torch.exp(own.log_counts).sum(-1), [0.7 * 0.6, 0.7 * 0.4], rtol=1e-4)
+    more = ended.resumed(problem.documents, 4)
+    assert (more.common, more.seed) == (None, 4)
+    assert more.sweeps.background == pytest.approx(0.3)
+    assert more.pairs.total == 2 * problem.pairs.total
     # without any background nothing is taken apart
     plain = pair_problem(0.0)
     same, kept = plain.concluded(held)
     assert same is plain
     torch.testing.assert_close(kept.log_counts, held.log_counts)
     assert plain.own(held) is held
+    assert plain.resumed(plain.documents, 0).sweeps.background == 0.0
 
 
 def test_where_topics_leave_nothing_the_background_is_all_words():

@@ -110,7 +110,7 @@ def test_single_families(mechanism, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::otpdag.ConvergenceWarning")
-def test_fits_with_maps_of_every_scope(tmp_path):
+def test_backward_maps_of_every_scope(tmp_path):
     table = table_of()[["x", "v.0", "v.1"]].mask(RNG.random((60, 3)) < 0.1)
     graph = otp.Graph([("u", "x"), ("w", "x"), ("u", "v"), ("x", "v")], hidden=["u", "w"])
     drawn = Drawn(noise="marginal", batch_size=16, hidden_layers=(3,))
@@ -123,7 +123,9 @@ def test_fits_with_maps_of_every_scope(tmp_path):
         method = otp.Method("few", Objective(eps=1.0), evaluation, optimiser)
         otp.fit(model, table, restarts=1, method=method)
         assert bool(model._state.maps) == isinstance(evaluation, Drawn)  # the closed form learns none
-        same(model, round_trip(model, tmp_path), table)
+        again = round_trip(model, tmp_path)
+        same(model, again, table)
+        assert [backward.name for backward in again._state.maps] == [backward.name for backward in model._state.maps]
 
 
 def test_a_model_that_was_set_by_hand_or_never_fitted(tmp_path):
@@ -285,7 +287,7 @@ def test_the_file_holds_json_and_safetensors_only(saved):
         assert json.loads(archive.read("model.json"))["format"] == "otpdag model"
 
 
-# --- backward maps ------------------------------------------------------------------------------------------
+# --- backward maps of a user ------------------------------------------------------------------------------
 
 
 def documented(name):
@@ -297,17 +299,43 @@ def documented(name):
     return defined
 
 
-def test_a_map_stays_with_its_fit(tmp_path):
-    graph, module = otp.Graph([("z", "x")], hidden=["z"]), torch.nn.Linear(1, 2)
-    model = otp.Model(graph, {"z": m.Normal(), "x": m.Decoder(module, Real(2))})  # no density tells z
+@pytest.fixture
+def with_own_map(tmp_path):
+    """A model without densities, whose hidden values only the learned map can draw; its file; the map's class."""
+    example = documented("TanhMap")
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    module = torch.nn.Linear(1, 2)
+    model = otp.Model(graph, {"z": m.Normal(), "x": m.Decoder(module, Real(2))})
     table = pd.DataFrame(RNG.normal(size=(60, 2)), columns=["x.0", "x.1"])
-    method = otp.paper(backward=documented("TanhMap")["build"], steps=3, batch_size=16)
+    method = otp.paper(backward=example["build"], steps=3, batch_size=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", otp.ConvergenceWarning)
         otp.fit(model, table, restarts=1, method=method)
-    assert len(model.posterior(table, draws=3)) == 180
-    model.save(tmp_path / "own.otp")
-    again = otp.load(tmp_path / "own.otp", functions={"x": module})
+    path = tmp_path / "own.otp"
+    model.save(path)
+    return model, table, path, example["TanhMap"], {"x": module}
+
+
+def test_a_map_of_a_user_comes_back_when_its_class_is_given(with_own_map):
+    model, table, path, TanhMap, functions = with_own_map
+    again = otp.load(path, functions=functions, maps={"TanhMap": TanhMap})
+    assert [type(backward) for backward in again._state.maps] == [TanhMap]
+    pd.testing.assert_frame_equal(again.posterior(table, draws=3), model.posterior(table, draws=3))
+
+
+def test_a_map_of_a_user_is_left_out_with_a_word_when_its_class_is_not_given(with_own_map, tmp_path):
+    model, table, path, TanhMap, functions = with_own_map
+    with pytest.warns(UserWarning, match=r"a backward map of your own \(TanhMap\).*maps=\{'TanhMap': TanhMap\}"):
+        again = otp.load(path, functions=functions)
     pd.testing.assert_frame_equal(again.sample(5, seed=0), model.sample(5, seed=0))
-    with pytest.raises(ModelError, match="no backward map is at hand, which a fit with"):
+    with pytest.raises(ModelError, match=r"is a TanhMap, whose code was not given when it was loaded"):
         again.posterior(table)
+    again.save(tmp_path / "again.otp")  # what was left out is still in the file
+    whole = otp.load(tmp_path / "again.otp", functions=functions, maps={"TanhMap": TanhMap})
+    pd.testing.assert_frame_equal(whole.posterior(table, draws=3), model.posterior(table, draws=3))
+
+
+def test_another_class_than_the_saved_one_is_refused(with_own_map):
+    *_, path, _, functions = with_own_map
+    with pytest.raises(ModelError, match="maps: AmortizedMap expects other tensors than the file holds"):
+        otp.load(path, functions=functions, maps={"TanhMap": otp.backward.AmortizedMap})

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from otpdag.cli import console as c
 from otpdag.cli.command_files import as_steps, model_and_rows, model_at, put_table, table_at, with_cells
-from otpdag.cli.fit_command import print_model
+from otpdag.cli.fit_command import kept_words, print_words, words_of
 from otpdag.errors import ModelError, printable
 from otpdag.files import finish_transaction, make_folder
 
@@ -63,12 +63,26 @@ def init(
         c.say(f"wrote {target}{more}; fill in its edges, then: otpdag fit {target} {data} --out run")
 
 
+def schema(
+    out_file: Annotated[Path | None, c.out_option("JSON file; standard output if left out.")] = None,
+    force: c.Force = False,
+) -> None:
+    """Print the JSON Schema of model files, for editors and validators."""
+    from otpdag.cli.model_file import model_schema
+
+    c.check_file(out_file, force=force)
+    c.put_text(c.json_text(model_schema()), out_file)
+
+
 # --- a saved model ----------------------------------------------------------------------------------------------------
 
 
 def show(model_path: c.ModelPath, as_json: c.AsJson = False) -> None:
     """Print a model's graph, mechanisms and parameters."""
-    print_model(model_at(model_path), as_json=as_json)
+    words = kept_words(model_path)
+    if words is None:
+        words = words_of(model_at(model_path))
+    print_words(words, as_json=as_json)
 
 
 def sample(

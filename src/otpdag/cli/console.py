@@ -33,8 +33,8 @@ RUN_FILES = (
     "weights.csv",
     "intervals.csv",
     "errors.csv",
-    "shown.json",  # of an earlier version, as the next
-    "graph.png",
+    "shown.json",
+    "graph.png",  # of an earlier version, as the next
     "learning.png",
 )  # all that the folder of a fit may hold of ours
 MISTAKE, BUG, INTERRUPTED = 2, 1, 130  # exit codes, as other commands have them

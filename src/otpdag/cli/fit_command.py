@@ -6,6 +6,7 @@ The folder is written as a whole, and told to a reader without any of the heavy 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import shlex
@@ -26,7 +27,7 @@ from rich.text import Text
 
 from otpdag.cli import console as c
 from otpdag.errors import ApproximationWarning, ColumnTypeWarning, DataError, printable
-from otpdag.files import check_writable, folder_transaction, make_folder, only_writer, write_bytes
+from otpdag.files import check_writable, finish_transaction, folder_transaction, make_folder, only_writer, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -234,23 +235,44 @@ def lines_table(lines: Sequence[Sequence[str]], most: int = 200) -> Table:
     return table
 
 
-def print_model(model: Model, *, as_json: bool) -> None:
+def words_of(model: Model) -> dict[str, Any]:
     """A model as ``otpdag show`` prints it."""
-    graph, params = model.graph, model.params() if model.is_fitted else None
+    graph = model.graph
+    described = {
+        "edges": [*map(list, graph.edges), *([edge.parent, edge.child, edge.by] for edge in graph.lags)],
+        "hidden": list(graph.hidden),
+        "nodes": {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()},
+        "params": model.params() if model.is_fitted else None,
+    }
+    return {"text": str(model), "described": described, "lines": estimate_lines(model) if model.is_fitted else []}
+
+
+def kept_words(path: Path) -> dict[str, Any] | None:
+    """The words that are kept beside a saved model, for it takes seconds to load one.
+
+    None where there are none, or they are another model's: the model itself says what is wrong, or all that there is.
+    """
+    if path.is_dir():
+        finish_transaction(path, c.RUN_FILES)
+    archive = path / "model.otp" if path.is_dir() else path
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads((archive.parent / "shown.json").read_bytes())
+        whole = all(len(line) == 5 and all(isinstance(cell, str) for cell in line) for line in kept["lines"])
+        if whole and isinstance(kept["text"], str) and kept["model_sha256"] == c.file_hash(archive):
+            return {key: kept[key] for key in ("text", "described", "lines")}
+    return None
+
+
+def print_words(words: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what :func:`words_of` tells."""
     if as_json:
-        described = {
-            "edges": [*map(list, graph.edges), *([edge.parent, edge.child, edge.by] for edge in graph.lags)],
-            "hidden": list(graph.hidden),
-            "nodes": {node: type(mechanism).__name__ for node, mechanism in model.mechanisms.items()},
-            "params": params,
-        }
-        c.write_out(c.json_text(described))
+        c.write_out(c.json_text(words["described"]))
         return
     console = c.out()
-    console.print(str(model), markup=False)
-    if params is not None:
+    console.print(words["text"], markup=False)
+    if words["lines"]:
         console.print()
-        console.print(lines_table(estimate_lines(model)))
+        console.print(lines_table(words["lines"]))
 
 
 def print_fit(result: FitResult, bounds: pd.DataFrame | None) -> None:
@@ -294,6 +316,8 @@ def write_run(
         for name, content in (("params.json", result.model.params()), ("summary.json", summary)):
             write_bytes(staged / name, c.json_text(content).encode("utf-8"))
         result.model.save(staged / "model.otp")
+        words = {"model_sha256": c.file_hash(staged / "model.otp")} | words_of(result.model)
+        write_bytes(staged / "shown.json", c.json_text(words).encode("utf-8"))
         written = {path.name for path in staged.iterdir()}
     return [name for name in c.RUN_FILES if name in written]
 

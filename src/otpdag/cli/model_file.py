@@ -38,6 +38,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    WithJsonSchema,
     create_model,
     field_validator,
 )
@@ -361,13 +362,13 @@ def arguments_of(kind: type[Mechanism]) -> type[BaseModel]:
 
 def _field_type(name: str, annotation: str) -> Any:
     if "Setting" in annotation:
-        return Annotated[Any, BeforeValidator(_read_setting)]
+        return Annotated[Any, BeforeValidator(_read_setting), WithJsonSchema({"$anchor": "setting"})]
     if "Space" in annotation:
-        return Annotated[Any, BeforeValidator(_read_space)]
+        return Annotated[Any, BeforeValidator(_read_space), WithJsonSchema({"$anchor": "space"})]
     annotation = annotation.removesuffix(" | None")  # null is not written
     if choices := re.fullmatch(r"(?:typing\.)?Literal(\[.*\])", annotation):
         return Literal[tuple(ast.literal_eval(choices[1]))]
-    whole = Annotated[StrictInt, Field(le=2**62)]  # what torch can hold
+    whole = Annotated[StrictInt, Field(le=2**62), WithJsonSchema({"type": "integer"})]  # what torch can hold
     size = Annotated[StrictInt, Field(le=MOST_COORDINATES)]
     units = Annotated[StrictInt, Field(ge=1, le=10_000)]  # of a layer of a network
     layers = Annotated[list[units], Field(max_length=32), AfterValidator(_check_layers)]
@@ -512,3 +513,72 @@ def _quoted(name: str) -> str:
 
 def _words(text: str) -> str:
     return printable(text, keep="")
+
+
+# --- the schema, for editors ------------------------------------------------------------------------------
+
+
+def model_schema() -> dict[str, Any]:
+    """The schema; what it cannot say (cycles, names of columns, shapes of parameters) the parser does.
+
+    >>> sorted(model_schema()["properties"])
+    ['edges', 'hidden', 'nodes']
+    """
+    name = {"type": "string", "minLength": 1}
+    numbers = {"anyOf": [{"type": "number"}, {"type": "array", "items": {"$ref": "#/$defs/numbers"}}]}
+    kinds = {name: kind for name, kind in registered().items() if not needs_code(kind) and _is_ours(kind)}
+    lag = {"type": "integer", "minimum": 1, "maximum": MOST_STEPS_BACK}
+    edge = {"type": "array", "prefixItems": [name, name, lag], "minItems": 2, "maxItems": 3}
+    edges = "[parent, child], or [parent, child, lag] for an edge from lag steps earlier."
+    nodes = "For each listed node its mechanism: a name, or its type with arguments."
+    entries = [{"type": "null"}, {"enum": sorted(kinds)}, *(_entry(name, kind) for name, kind in sorted(kinds.items()))]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "otpdag model file",
+        "description": "A directed graphical model: its edges, hidden nodes and the mechanisms of its nodes.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "edges": {"description": edges, "type": "array", "items": edge},
+            "hidden": {"description": "Nodes that no column shows.", "type": "array", "items": name},
+            "nodes": {"description": nodes, "type": "object", "additionalProperties": {"anyOf": entries}},
+        },
+        "$defs": {"numbers": numbers, "setting": _setting(), "space": _space()},
+    }
+
+
+def _is_ours(kind: type) -> bool:
+    """Whether a class is the library's: what users register is not published."""
+    return kind.__module__.startswith("otpdag.")
+
+
+def _entry(name: str, kind: type[Mechanism]) -> dict[str, Any]:
+    properties: dict[str, Any] = {"type": {"const": name}}
+    for argument, told in sorted(arguments_of(kind).model_json_schema()["properties"].items()):
+        shared = told.get("$anchor")
+        plain = {key: value for key, value in told.items() if key not in ("title", "default")}
+        properties[argument] = plain if shared is None else {"$ref": f"#/$defs/{shared}"}
+    return {"type": "object", "properties": properties, "required": ["type"], "additionalProperties": False}
+
+
+def _setting() -> dict[str, Any]:
+    """A number or list fixes a parameter; a mapping of one key fixes, starts, ties or shrinks it."""
+    values: dict[str, Any] = {key: {"type": "number", "minimum": 0} for key in PRIORS}
+    values |= {"fix": {"$ref": "#/$defs/numbers"}, "start": {"$ref": "#/$defs/numbers"}, "tie": {"type": "string"}}
+    end = {"anyOf": [{"type": "null"}, {"type": "number"}]}
+    values["between"] = {"type": "array", "prefixItems": [end, end], "minItems": 2, "maxItems": 2}
+    single: list[dict[str, Any]] = [
+        {"type": "object", "properties": {key: value}, "required": [key], "additionalProperties": False}
+        for key, value in values.items()
+    ]
+    formula = {"type": "string", "pattern": "^ *~"}
+    alone = [one for key, one in zip(values, single, strict=True) if key in ("tie", "between")]
+    slopes = {"type": "array", "items": {"anyOf": [*end["anyOf"], *alone]}}
+    return {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/numbers"}, slopes, formula, *single]}
+
+
+def _space() -> dict[str, Any]:
+    size = {"type": "integer", "minimum": 1, "maximum": MOST_COORDINATES}
+    kinds = {"enum": sorted(name for name, kind in Space.kinds.items() if _is_ours(kind))}
+    with_sizes = {"type": "object", "properties": {"type": kinds}, "required": ["type"], "additionalProperties": size}
+    return {"anyOf": [kinds, with_sizes]}

@@ -25,6 +25,7 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 from pandas.api.types import union_categoricals
+from torch import Tensor
 
 from otpdag.data.batch import Batch, random_part, unique_rows
 from otpdag.data.columns import Column, Floats, Schema, aligned, as_numbers, to_numpy
@@ -372,17 +373,20 @@ class Reading:
     unit: float = 1.0
     weights: Floats | None = None
 
-    def batch(self, frame: pd.DataFrame, number: int) -> Batch:
-        """Check and encode a part."""
+    def batch(self, frame: pd.DataFrame, number: int, rows: Ints | None = None) -> Batch:
+        """Check and encode a part, or these of its rows."""
         first = self.starts[number]
+        frame = frame if rows is None else frame.iloc[rows]
         try:
             batch = read_cells(frame, self.schema, hidden=self.hidden, partial=True, largest=LARGEST).batch()
         except DataError as error:
             raise DataError(f"{error} (counted from row {first} of the table)") from None
         if self.weight_column is None and self.weights is None:
             return batch
-        given = None if self.weights is None else self.weights[first : first + batch.rows]
-        own = weights_in(frame, self.weight_column) if given is None else given
+        if self.weights is None:
+            own = weights_in(frame, self.weight_column)
+        else:
+            own = self.weights[first : first + batch.rows] if rows is None else self.weights[first + rows]
         return replace(batch, weight=torch.from_numpy(self.unit * own)[None])
 
 
@@ -405,6 +409,12 @@ class PartTable:
     elsewhere: bool
     sample: Batch
     seen: Mapping[str, Ints]
+
+    def picked(self, rows: Tensor) -> Batch:
+        """These rows of the table, all different, in the order of their numbers (n,): one pass over all parts."""
+        order = rows.argsort()
+        picked = list(self.parts.each(_picked_rows, self.reading, rows[order].numpy()))
+        return Batch.join(picked).take(order.argsort())
 
     def distinct(self, most: int = 100_000) -> Batch | None:
         """All rows, those that agree as one with their weight; None if more than so many differ."""
@@ -498,6 +508,13 @@ def _second_look(frame: pd.DataFrame, number: int, reading: Reading, chosen: Int
     begin, end = np.searchsorted(chosen, [first, first + batch.rows])
     seen = {node: mask[0].sum(0).numpy() for node, mask in batch.mask.items()}
     return batch.take(torch.from_numpy(chosen[begin:end] - first)), seen
+
+
+def _picked_rows(frame: pd.DataFrame, number: int, reading: Reading, chosen: Ints) -> Batch:
+    """Of the chosen rows of the table those that are in a part."""
+    first = reading.starts[number]
+    begin, end = np.searchsorted(chosen, [first, first + len(frame)])
+    return reading.batch(frame, number, chosen[begin:end] - first)
 
 
 def _distinct_part(frame: pd.DataFrame, number: int, reading: Reading) -> Batch:

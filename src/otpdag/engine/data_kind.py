@@ -36,7 +36,7 @@ from otpdag.engine.search import Searcher, SearchResult, SearchSchedule, restart
 from otpdag.errors import DataError, ModelError, OutOfTime, until_late
 from otpdag.learned.algorithm import Drawn
 from otpdag.learned.autoencoder import AutoencoderProblem, CodebookProblem, Encoded, autoencoder_problem
-from otpdag.learned.sampled import DrawnRows
+from otpdag.learned.sampled import DrawnRows, Pools, StreamedRows, pools_for
 from otpdag.learned.sequence_map import SequenceMap
 from otpdag.likelihood.partitioned_problem import (
     BLOCKS_FROM,
@@ -328,11 +328,11 @@ class TableData(DataKind):
             raise ModelError(f"a table is evaluated by ClosedForm or Drawn; got {type(method.evaluation).__name__}")
         if isinstance(method.evaluation, Drawn):
             method.evaluation.check_nodes(self.structure)
-        is_sum = isinstance(method.evaluation, ClosedForm) and method.objective.is_sum_over_rows
-        if self.parts is not None and not is_sum:
+        in_minibatches = isinstance(method.evaluation, Drawn) and method.objective.direct is None
+        if self.parts is not None and not (in_minibatches or method.objective.is_sum_over_rows):
             raise ModelError(
-                f"method {method.name!r} is no sum over the parts of a table: it compares all rows with the model, or "
-                "draws some in every step; use method='likelihood', or fit a random part of the rows in memory"
+                f"method {method.name!r} compares the rows with the model as a whole, which is no sum over the parts "
+                "of a table: use method='likelihood', or fit a random part of the rows in memory"
             )
 
     def check_robust(self, method: Method) -> None:
@@ -527,8 +527,12 @@ def one_start(layout: Layout, batch: Batch, seed: int, *, first: bool) -> Tensor
 
 
 def _problem_of_parts(table: TableData, parts: PartTable, layout: Layout, method: Method, seed: int) -> Problem:
-    """Parts in closed form, whose problems are kept if they fit into memory, or lie elsewhere."""
+    """Minibatches; or parts in closed form, whose problems are kept if they fit into memory, or lie elsewhere."""
     sample = replace(table, parts=None).problem(layout, method, seed)
+    if isinstance(method.evaluation, Drawn):
+        held = table.batch
+        number = pools_for(method.optimiser.steps, method.evaluation.batch_size, held.rows)
+        return StreamedRows(sample, Pools(held, parts.picked, parts.rows, number, seed))
     assert isinstance(method.evaluation, ClosedForm), "checked before"
     about = RowObjective(layout.structure, layout.shapes, method.objective, method.evaluation)
     keep = parts.elsewhere or size_of(sample) / sample.rows * parts.rows <= table.memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -16,10 +16,11 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer
 
 from otpdag.data import Documents
-from otpdag.engine import FitResult, fit
+from otpdag.engine import EM, FitResult, SearchSchedule, fit
 from otpdag.engine.document_data import DocumentData
 from otpdag.engine.method import current_name
 from otpdag.engine.monitor import Callback
+from otpdag.engine.search import Searcher, search
 from otpdag.errors import ConvergenceWarning, DataError, ModelError, check_choice, told_as
 from otpdag.estimators._contract import ModelEstimator, RandomState, drawn_seed
 from otpdag.graph import Graph
@@ -124,8 +125,10 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         counts = self._read(X, first=True)
         if counts.shape[1] < 2:
             raise DataError(f"the vocabulary must have at least 2 words; got {counts.shape[1]} feature(s)")
+        self._words: Array = np.asarray(counts.sum(0), dtype=np.float64).ravel()
         self.model_ = self._model(counts)
         kind = DocumentData.of(self.model_, Documents(counts))
+        self._seen = float(kind.rows)
         prior = TOPIC_PRIOR if self.topics == "dirichlet" else None
         method = kind.named(current_name(self.method), prior=prior, batch=int(self.batch_size), steps=self.max_iter)
         with warnings.catch_warnings():
@@ -142,8 +145,6 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         if self.result_.status.advice and self.method != "paper":
             text = f"not converged: {self.result_.status.reason} (raise max_iter)"
             warnings.warn(text, ConvergenceWarning, stacklevel=2)
-        words = np.asarray(counts.sum(0), dtype=np.float64).ravel()
-        self.word_probability_: Array = words / words.sum()
         kept = next(one for one in self.result_.restarts if one.kept)
         self._problem: object = self.result_.problem
         self._read_topics(self._topics_of(kept.point.unsqueeze(0)))
@@ -164,6 +165,56 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         theta = Dirichlet(self.n_components, concentration=self._given_alpha())
         words = Multinomial(counts.shape[1], total=length)
         return Model(Graph([("theta", "words")], hidden=["theta"]), {"theta": theta, "words": words})
+
+    def partial_fit(self, X: Any, y: Any = None) -> Self:
+        """Take in more documents: a step of stochastic natural gradients, or more pairs and some updates from all.
+
+        The first call fits the documents that it is given, of which there must be as many as topics; the vocabulary is
+        theirs.
+        """
+        if not hasattr(self, "components_"):
+            return self.fit(X)
+        self._check()
+        if self.method == "paper":
+            raise ModelError("method='paper' has no partial_fit; use 'likelihood' or 'pairs'")
+        counts = self._read(X, first=False)
+        counts = counts[np.flatnonzero(np.diff(counts.indptr))]
+        if not counts.shape[0]:
+            return self
+        self._words = self._words + np.asarray(counts.sum(0)).ravel()
+        before, self._seen = self._seen, self._seen + counts.shape[0]
+        with at_work(1):
+            if isinstance(self._problem, PairProblem):
+                self._read_topics(self._with_pairs(self._problem, counts))
+            elif isinstance(self._problem, TopicProblem):
+                self._read_topics(self._online(self._problem, counts, before))
+        self.n_iter_ += 1
+        return self
+
+    def _with_pairs(self, problem: PairProblem, counts: Counts, updates: int = 20) -> Topics:
+        """Some updates from the pairs of all documents so far, and alpha from the new ones."""
+        grown = problem.resumed(counts, int(self._seen))
+        course = SearchSchedule(short_steps=0, moves=0)
+        ended = search(grown, grown.point(problem.own(self._state)), course, Searcher(EM(steps=updates)))
+        self._problem, topics = grown.concluded(grown.topics(ended.point))
+        return topics
+
+    def _online(
+        self, problem: TopicProblem, counts: Counts, before: float, steps: int = 40, forgetting: float = 0.7
+    ) -> Topics:
+        """One step of stochastic natural gradients (Hoffman, Blei & Bach 2010): a batch in place of all documents.
+
+        The expected counts of a batch stand for those of all documents seen so far. Its weight is the share of its
+        documents among them, to a power below one: old batches, whose topics were worse, are forgotten slowly.
+        """
+        many, prior = counts.shape[0], problem.sweeps.prior or 0.0
+        pace = (many / self._seen) ** forgetting
+        sweeps = replace(problem.sweeps, share_steps=steps)
+        swept, _ = replace(problem, documents=counts, sweeps=sweeps).swept(self._state)
+        old, new = (torch.exp(one.log_counts.double()) - prior for one in (self._state, swept))
+        mixed = (1 - pace) * old * (self._seen / max(before, many)) + pace * new * (self._seen / many)
+        alpha = self._state.alpha + pace * (swept.alpha - self._state.alpha)
+        return Topics(torch.log((mixed + prior).clamp(min=SMALLEST)), alpha)
 
     def _check(self) -> None:
         self._check_counts("n_components", "batch_size", "n_init", "max_iter")
@@ -193,6 +244,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self.background_share_ = float(shared.sum())
         self.background_: Array = shared / max(self.background_share_, 1e-300)
         self.alpha_: Array = self._state.alpha.double().numpy()
+        self.word_probability_: Array = self._words / self._words.sum()
         if self.topics == "dirichlet":
             self.beta_: Array = self._state.log_counts.double().numpy()
         shares = whole / whole.sum(1, keepdims=True)

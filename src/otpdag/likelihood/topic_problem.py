@@ -394,6 +394,10 @@ class WordPairs:
         """How often each word is in a pair, as a share (words,)."""
         return torch.from_numpy(np.asarray(self.counts.sum(0), dtype=np.float64).ravel() / self.total)
 
+    def __add__(self, other: WordPairs) -> WordPairs:
+        """Pairs of both sets of documents."""
+        return WordPairs(sp.sparse.csr_array(self.counts + other.counts), self.total + other.total)
+
     def blocks(self) -> Iterable[tuple[slice, Tensor]]:
         """Shares of the pairs, dense, some rows at a time; of a small vocabulary they are kept for the next time."""
         if self.counts.shape[0] ** 2 > self.kept:
@@ -488,6 +492,12 @@ class PairProblem(_Documents):
         level = torch.softmax(torch.logsumexp(topics.log_counts.double(), -1), 0).unsqueeze(-1)
         counts = level * (topics.probabilities.double() - self.common.double()).clamp(min=SMALLEST)
         return Topics(torch.log(counts), topics.alpha)
+
+    def resumed(self, documents: Documents, seed: int) -> PairProblem:
+        """More documents, before a fit is concluded: a point holds what topics have of their own."""
+        share = 0.0 if self.common is None else float(self.common.sum())
+        pairs, sweeps = self.pairs + WordPairs.of(documents), replace(self.sweeps, background=share)
+        return replace(self, documents=documents, pairs=pairs, seed=seed, sweeps=sweeps, common=None)
 
     def with_exact_alpha(self, topics: Topics) -> Topics:
         """Topics from pairs hold one alpha or another equally well: documents decide."""

@@ -19,6 +19,7 @@ from otpdag.answers.counterfactuals import changed_by, counterfactual_worlds, un
 from otpdag.answers.identification import Identification, identify, identify_all
 from otpdag.answers.standard_errors import Errors, free_parameters, likelihood_of_rows
 from otpdag.answers.transport import Distance, Plan, transport_distance, transport_plan
+from otpdag.backward import AmortizedMap
 from otpdag.data import Batch, Label, Table, decode, known_table
 from otpdag.data.columns import frame_of
 from otpdag.data.sequences import SequenceBatch, SequenceTable
@@ -577,6 +578,11 @@ class Model(ModelBase):
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show."""
         draws, seed = check_count("draws", draws), check_seed(seed)
+        for saved in self._state.left_out:
+            raise ModelError(
+                f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
+                f"it was loaded: otpdag.load(path, maps={{{saved.kind!r}: {saved.kind}}})"
+            )
         if self.group:
             groups, index, place = self._read_groups(data, partial)
             drawn = draws_of_groups(self.fitted, groups, draws, seed)
@@ -710,17 +716,25 @@ class Model(ModelBase):
             raise ModelError(f"{name} is for rows of a table; the graph has lagged edges: use {instead}")
 
 
-def load(path: str | Path, *, functions: Mapping[str, Callable[..., Any]] | None = None) -> Model:
+def load(
+    path: str | Path,
+    *,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    maps: Mapping[str, Callable[..., AmortizedMap]] | None = None,
+) -> Model:
     """Read a model that :meth:`Model.save` wrote.
 
     Args:
         path: The file.
         functions: For nodes whose mechanism holds code (Deterministic, Decoder): the function or module again.
+        maps: Backward maps of your own that the model was fitted with, by the name of their class: the class again,
+            or a function with the arguments of :class:`otpdag.backward.AmortizedMap`. Without it such a map is left
+            out, with a warning.
 
     Raises:
         OtpdagError: The file is damaged or holds something else; whatever it holds, no code of it is run.
     """
-    structure, state = archive.read_archive(path, functions)
+    structure, state = archive.read_archive(path, functions, maps)
     model = Model(structure.graph, structure.mechanisms)
     model.structure, model._state = structure, state
     return model
