@@ -155,7 +155,7 @@ def test_other_weights_multiply_what_is_matched_of_each_row(matched):
 def test_rows_are_matched_anew_where_parts_change_in_the_mean(matched):
     problem, points = matched
     leaf = points.clone().requires_grad_(True)
-    for change, is_same in ((0.8, True), (1.2, False)):
+    for change, is_same in ((0.8, True), (1.2, False), (-0.8, True), (-1.2, False)):
         parts = problem.matching.parts.clone()
         row = int(parts.argmax())
         parts[0, row] -= change * SAME_PARTS * 80  # in one row, far more than the mean
