@@ -13,6 +13,8 @@ import pytest
 import otpdag as otp
 from experiments.small_models import delete_cells
 from otpdag import mechanisms as m
+from otpdag.datasets import bars
+from otpdag.estimators import LatentDirichletAllocation
 
 
 def mixture():
@@ -126,3 +128,17 @@ def test_other_methods_take_no_more_either(how, most):
     work, result = work_of(mixture(), 0.0, **how)
     assert result.status.converged
     assert work <= most
+
+
+def test_a_run_that_moves_on_the_way_takes_no_more_steps_than_are_allowed():
+    _, result = work_of(classes(3), 0.0, steps=60, restarts=2)
+    taken = [len(stage.losses) for stage in result.stages if stage.name == "best start"]
+    assert taken[:2] == [20, 40]  # twenty, a look at other places, and what is left
+    assert max(taken) <= 60
+
+
+def test_sweeps_over_documents_end_where_their_loss_does():
+    result = LatentDirichletAllocation(4).fit(bars(4, 60, 30, seed=0).counts).result_
+    assert result.status.converged
+    assert len(result.history) <= 30
+    assert sum(len(losses) for stage in result.stages for losses in stage.losses) <= 105
