@@ -25,7 +25,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _with_models = (c.init, fit, c.summary, c.show, c.sample, c.posterior, c.impute, c.score, c.check)
-_with_answers = (c.predict, c.forecast, c.effect, c.compare, c.select, c.report, c.schema)
+_with_answers = (c.predict, c.forecast, c.effect, c.compare, c.select, c.report)
 for command in (*_with_models, *_with_answers):
     app.command(command.__name__)(command)
 _as_given = {"allow_extra_args": True, "ignore_unknown_options": True}  # to the checkout's own command

@@ -63,17 +63,6 @@ def init(
         c.say(f"wrote {target}{more}; fill in its edges, then: otpdag fit {target} {data} --out run")
 
 
-def schema(
-    out_file: Annotated[Path | None, c.out_option("JSON file; standard output if left out.")] = None,
-    force: c.Force = False,
-) -> None:
-    """Print the JSON Schema of model files, for editors and validators."""
-    from otpdag.cli.model_file import model_schema
-
-    c.check_file(out_file, force=force)
-    c.put_text(c.json_text(model_schema()), out_file)
-
-
 # --- a saved model ----------------------------------------------------------------------------------------------------
 
 
