@@ -113,7 +113,7 @@ def _map_draws(fitted: Fitted, batch: Batch, draws: int, generator: torch.Genera
     backward = fitted.sampler
     if backward is None:
         raise ModelError(
-            "hidden values cannot be drawn: a node has no density and no backward map was learned; fit with "
+            "hidden values cannot be drawn: a node has no density and no backward map is at hand; fit with "
             "method='paper' or otp.transport('backward')"
         )
     values = {node: value[0].unsqueeze(1).expand(-1, draws, -1).unsqueeze(0) for node, value in batch.values.items()}

@@ -7,7 +7,7 @@ parameters, column names and labels, learned maps. Every file that does not hold
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,30 +31,8 @@ from otpdag.structure import Structure
 FORMAT_VERSION = 3  # 1 had no class of a map, 2 said how far counts reach; such files are still read
 
 WHAT = "otpdag model"
+JOINT = "joint"  # the map that draws all that is hidden
 MapFactory = Callable[..., AmortizedMap]
-
-
-@dataclass(frozen=True)
-class SavedMap:
-    """A learned map as a file holds it: what :meth:`AmortizedMap.spec` says, and centre and spread of the columns."""
-
-    spec: Mapping[str, Any]
-    code: RowCode
-
-    @property
-    def name(self) -> str:
-        """The map's name among those of its fit."""
-        return str(self.spec["name"])
-
-    @property
-    def kind(self) -> str:
-        """The name of the map's class."""
-        return str(self.spec["type"])
-
-    def rebuilt(self, structure: Structure, factory: MapFactory) -> AmortizedMap:
-        """The map, built by its class or a function with the same arguments."""
-        arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in self.spec.items() if key != "type"}
-        return factory(structure, self.code, **arguments)
 
 
 @dataclass(frozen=True)
@@ -62,21 +40,21 @@ class ModelState:
     """Everything that a model, and its file, holds beside its structure; without parameters until it is fitted.
 
     Attributes:
-        left_out: Maps whose class was not given.
+        phi: Parameters of the maps that a fit learned.
+        sampler: The one of them that draws what is hidden where a node has no density.
         beside: Parameters a little beside those of the fit that fit its data as well.
     """
 
     schema: Schema | None = None
     naturals: dict[str, dict[str, Tensor]] | None = None
     phi: Mapping[str, Tensor] = field(default_factory=dict)
-    maps: tuple[AmortizedMap, ...] = ()
-    left_out: tuple[SavedMap, ...] = ()
+    sampler: AmortizedMap | None = None
     beside: tuple[Mapping[str, Mapping[str, Tensor]], ...] = ()
 
 
 def write_archive(path: str | Path, structure: Structure, state: ModelState) -> None:
     """Write a model to ``path``; one that could not be read again is refused."""
-    tensors: dict[str, Tensor] = {f"phi/{key}": value for key, value in state.phi.items()}
+    tensors: dict[str, Tensor] = {}
     for node, naturals in (state.naturals or {}).items():
         for name, value in naturals.items():
             if not bool(torch.isfinite(value).all()):
@@ -86,10 +64,14 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
         tensors |= {f"beside/{number}/{node}/{name}": v for node, own in other.items() for name, v in own.items()}
     for node, mechanism in structure.mechanisms.items():
         tensors |= {f"buffers/{node}/{name}": value for name, value in buffers_of(mechanism).items()}
-    maps = (*(SavedMap(one.spec(), one.code) for one in state.maps), *state.left_out)
-    for saved in maps:
-        for what, units in (("shift", saved.code.shift), ("scale", saved.code.scale)):
-            tensors |= {f"code/{saved.name}/{node}/{what}": value for node, value in units.items()}
+    maps = []
+    if state.sampler is not None:
+        name, code = state.sampler.name, state.sampler.code
+        tensors |= {f"phi/{key}": value for key, value in state.phi.items()}
+        for what, units in (("shift", code.shift), ("scale", code.scale)):
+            tensors |= {f"code/{name}/{node}/{what}": value for node, value in units.items()}
+        read = {"code": [*code.nodes], "units": [*code.shift], "roots": sorted(code.roots)}
+        maps = [{"spec": state.sampler.spec(), **read}]
     description = {
         "format": WHAT,
         "version": FORMAT_VERSION,
@@ -97,10 +79,7 @@ def write_archive(path: str | Path, structure: Structure, state: ModelState) -> 
         "graph": structure.graph.to_dict(),
         "mechanisms": {node: mechanism.spec() for node, mechanism in structure.mechanisms.items()},
         "schema": None if state.schema is None else state.schema.to_dict(),
-        "maps": [
-            {"spec": dict(saved.spec), "code": [*code.nodes], "units": [*code.shift], "roots": sorted(code.roots)}
-            for saved, code in ((saved, saved.code) for saved in maps)
-        ],
+        "maps": maps,
     }
     write_bundle(path, "model.json", description, tensors)
 
@@ -125,25 +104,15 @@ def read_archive(
         schema = None if state["schema"] is None else _schema(state["schema"], structure)
         if state["fitted"] and schema is None:
             raise ValueError("it is fitted, but says nothing of columns")
-        phi = {key: _finite(key, value) for key, value in under(tensors, "phi/").items()}
-        saved = [_saved_map(entry, structure, tensors) for entry in state["maps"]]
-        rebuilt = _rebuilt(saved, structure, phi, maps or {})
-        left_out = tuple(entry for entry in saved if entry.name not in rebuilt)
-        if left_out:
-            kinds = sorted({entry.kind for entry in left_out})
-            again = ", ".join(f"{kind!r}: {kind}" for kind in kinds)
-            text = (
-                f"{str(path)!r} was fitted with a backward map of your own ({', '.join(kinds)}), whose code is not "
-                f"saved: the map is left out; to have it, load with maps={{{again}}}"
-            )
-            warnings.warn(text, UserWarning, stacklevel=3)
+        entries = [] if structure.has_densities else [one for one in state["maps"] if "spec" in one]
+        entry = next((one for one in entries if one["spec"]["name"] == JOINT), None)
+        sampler = None if entry is None else _sampler(entry, structure, tensors, maps or {})
         beside = sorted({key.partition("/")[0] for key in under(tensors, "beside/")})
         return structure, ModelState(
             schema=schema,
             naturals=_naturals(structure, tensors) if state["fitted"] else None,
-            phi=phi,
-            maps=tuple(rebuilt.values()),
-            left_out=left_out,
+            phi={} if sampler is None else _phi(sampler, tensors),
+            sampler=sampler,
             beside=tuple(_naturals(structure, tensors, f"beside/{number}/") for number in beside),
         )
 
@@ -268,74 +237,54 @@ def _checked(key: str, given: Mapping[str, Tensor], parameter: Parameter, roundi
 # --- learned maps -----------------------------------------------------------------------------------------------------
 
 
-def _saved_map(entry: Mapping[str, Any], structure: Structure, tensors: Mapping[str, Tensor]) -> SavedMap:
-    first_version = {key: entry.get(key) for key in ("targets", "hidden", "name", "explains")}
-    spec = dict(entry.get("spec", {"type": AmortizedMap.__name__, **first_version}))
-    graph = structure.graph
-    for key, known in {"code": graph.observed, "units": graph.nodes, "roots": entry["units"]}.items():
-        _check_nodes(entry, key, known)
+def _sampler(
+    entry: Mapping[str, Any],
+    structure: Structure,
+    tensors: Mapping[str, Tensor],
+    given: Mapping[str, MapFactory],
+    layers: int = 64,
+    width: int = 1 << 14,
+) -> AmortizedMap | None:
+    """The map that draws what is hidden, built by its class; where that is not given, none and a warning."""
+    graph, spec = structure.graph, dict(entry["spec"])
+    known = {"code": graph.observed, "units": graph.nodes, "roots": entry["units"]}
+    for key, nodes in (known | {"targets": graph.nodes, "explains": graph.nodes}).items():
+        names = entry[key] if key in known else spec[key]
+        if not isinstance(names, list) or not set(names) <= set(nodes) or len(set(names)) < len(names):
+            raise ValueError(f"its map has {key!r} of other nodes")
     if not set(entry["code"]) <= set(entry["units"]):
-        raise ValueError("a map lacks the units of what it reads")
-    if not isinstance(spec["type"], str) or not isinstance(spec["name"], str):
-        raise ValueError("a map must have the names of its class and of itself")
+        raise ValueError("its map lacks the units of what it reads")
     units: dict[str, dict[str, Tensor]] = {"shift": {}, "scale": {}}
     for what, held in units.items():
         for node in entry["units"]:
-            key = f"code/{spec['name']}/{node}/{what}"
+            key = f"code/{JOINT}/{node}/{what}"
             held[node] = _finite(key, tensors[key], positive=what == "scale")
             if tuple(held[node].shape) != (structure.mechanisms[node].space.width,):
-                raise ValueError(f"a map has units of another shape than node {node!r}")
-    return SavedMap(spec, RowCode(tuple(entry["code"]), units["shift"], units["scale"], frozenset(entry["roots"])))
-
-
-def _check_nodes(entry: Mapping[str, Any], key: str, known: Sequence[str]) -> None:
-    names = entry[key]
-    if not isinstance(names, list) or not set(names) <= set(known) or len(set(names)) < len(names):
-        raise ValueError(f"a map has {key!r} of other nodes")
-
-
-def _rebuilt(
-    saved: list[SavedMap], structure: Structure, phi: Mapping[str, Tensor], factories: Mapping[str, MapFactory]
-) -> dict[str, AmortizedMap]:
-    known: dict[str, MapFactory] = {AmortizedMap.__name__: AmortizedMap, **factories}
-    rebuilt: dict[str, AmortizedMap] = {}
-    for entry in saved:
-        if entry.name in rebuilt:
-            raise ValueError(f"two maps are called {entry.name!r:.60}")
-        if entry.kind in known:
-            _check_map(entry, structure, phi)
-            backward = entry.rebuilt(structure, known[entry.kind])
-            _check_tensors(backward, phi, given=entry.kind in factories)
-            rebuilt[entry.name] = backward
-    return rebuilt
-
-
-def _check_map(
-    entry: SavedMap, structure: Structure, phi: Mapping[str, Tensor], layers: int = 64, width: int = 1 << 14
-) -> None:
-    """Refuse nodes that are not there, and layers that are too many or too wide, before a network is laid out."""
-    for key in ("targets", "explains"):
-        _check_nodes(entry.spec, key, structure.graph.nodes)
-    hidden = entry.spec["hidden"]
+                raise ValueError(f"its map has units of another shape than node {node!r}")
+    kind, hidden = spec.pop("type"), spec["hidden"]
     few = isinstance(hidden, list) and len(hidden) <= layers
-    if not few or not all(type(units) is int and 1 <= units <= width for units in hidden):
-        raise ValueError(f"a map has layers {hidden!r:.60}")
-    if entry.kind != AmortizedMap.__name__:
-        return
-    backward = entry.rebuilt(structure, AmortizedMap)
-    held = sum(value.numel() for key, value in phi.items() if key.startswith(f"phi.{entry.name}."))
-    for node in backward.targets:
-        sizes = (backward.input_width(node), *hidden, backward.output_width(node))
-        held -= sum(a * b for a, b in pairwise(sizes))
-    if held < 0:
-        raise ValueError(f"the tensors of the map {entry.name!r:.60} are smaller than its layers")
+    if not few or not all(type(size) is int and 1 <= size <= width for size in hidden):
+        raise ValueError(f"its map has layers {hidden!r:.60}")
+    factories = {AmortizedMap.__name__: AmortizedMap, **given}
+    if kind not in factories:
+        text = (
+            f"the model was fitted with a backward map of your own ({kind!s:.60}), whose code is not saved: the map is "
+            f"left out; to have it, load with maps={{{kind!r:.60}: {kind!s:.60}}}"
+        )
+        warnings.warn(text, UserWarning, stacklevel=4)
+        return None
+    code = RowCode(tuple(entry["code"]), units["shift"], units["scale"], frozenset(entry["roots"]))
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in spec.items()}
+    return factories[kind](structure, code, **arguments)
 
 
-def _check_tensors(backward: AmortizedMap, phi: Mapping[str, Tensor], *, given: bool) -> None:
-    """Refuse a map whose tensors the file does not hold: a damaged file, or another class than the saved one."""
-    expected = {key: tuple(value.shape) for key, value in backward.init(1, torch.Generator().manual_seed(0)).items()}
-    own = {key: tuple(value.shape) for key, value in phi.items() if key.startswith(f"phi.{backward.name}.")}
-    if own != expected and given:
-        raise ModelError(f"maps: {type(backward).__name__} expects other tensors than the file holds")
-    if own != expected:
-        raise ValueError(f"the map {backward.name!r:.60} has other tensors than its layers need")
+def _phi(backward: AmortizedMap, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a map; a file that holds others is damaged, or the class is another than the saved one."""
+    phi = {key: _finite(key, value) for key, value in under(tensors, "phi/").items()}
+    own = [backward] if type(backward) is AmortizedMap else []  # whose layers must fit before they are laid out
+    layers = [(one.input_width(node), *one.hidden, one.output_width(node)) for one in own for node in one.targets]
+    if sum(a * b for sizes in layers for a, b in pairwise(sizes)) <= sum(value.numel() for value in phi.values()):
+        expected = {key: value.shape for key, value in backward.init(1, torch.Generator().manual_seed(0)).items()}
+        if {key: value.shape for key, value in phi.items()} == expected:
+            return phi
+    raise ModelError(f"maps: {type(backward).__name__} expects other tensors than the file holds")

@@ -31,7 +31,7 @@ from otpdag.likelihood.row_posterior import Fitted
 from otpdag.mechanisms import Mechanism, Normal, Ordinal
 from otpdag.mechanisms.base import Params, Sloped, Turning
 from otpdag.mechanisms.parameters import Fixed, Parameter, Tied
-from otpdag.model.archive import ModelState, write_archive
+from otpdag.model.archive import JOINT, ModelState, write_archive
 from otpdag.numerics import Array
 from otpdag.problem import split_theta
 from otpdag.simulation import ancestral, ancestral_sequences
@@ -197,10 +197,11 @@ class ModelBase:
     ) -> None:
         """Take over the end of a fit: raw parameters (1, ...), in canonical order unless draws are a learned map's."""
         theta, phi = split_theta({key: value.detach() for key, value in parameters.items()})
+        sampler = None if structure.has_densities else next((one for one in maps if one.name == JOINT), None)
         naturals = structure.naturals(theta)
-        naturals = naturals if maps and not structure.has_densities else in_one_order(structure, naturals)
+        naturals = in_one_order(structure, naturals) if sampler is None else naturals
         self.structure = structure
-        self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, maps)
+        self._state = ModelState(schema or Schema.of(self.spaces, self.graph), naturals, phi, sampler)
 
     def fits_as_well(self, beside: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
         """Keep parameters a little beside the estimate that the data of its fit do not tell from it."""
@@ -216,8 +217,8 @@ class ModelBase:
     @property
     def fitted(self) -> Fitted:
         """What inference needs."""
-        state, sampler = self._state, next((m for m in self._state.maps if m.name == "joint"), None)
-        return Fitted(self.structure, self._fitted_naturals(), state.phi, sampler, state.schema, state.beside)
+        state = self._state
+        return Fitted(self.structure, self._fitted_naturals(), state.phi, state.sampler, state.schema, state.beside)
 
     def _known_schema(self) -> Schema:
         if self._state.schema is None:

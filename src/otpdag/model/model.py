@@ -578,11 +578,6 @@ class Model(ModelBase):
     ) -> tuple[Batch, pd.Index, dict[str, Tensor]]:
         """Rows or steps, their index, and joint draws of all nodes given what they show."""
         draws, seed = check_count("draws", draws), check_seed(seed)
-        for saved in self._state.left_out:
-            raise ModelError(
-                f"the backward map that was learned with this model is a {saved.kind}, whose code was not given when "
-                f"it was loaded: otpdag.load(path, maps={{{saved.kind!r}: {saved.kind}}})"
-            )
         if self.group:
             groups, index, place = self._read_groups(data, partial)
             drawn = draws_of_groups(self.fitted, groups, draws, seed)
