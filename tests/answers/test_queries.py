@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import otpdag as otp
 from experiments.published_files import load_network
@@ -266,6 +267,19 @@ def test_a_step_in_two_unknown_numbers_is_drawn_and_says_so():
     with pytest.warns(otp.ApproximationWarning, match="do not settle"):
         effect = model.effect("x", "y", values=[1.0, 2.0]).difference
     assert abs(effect.iloc[-1] - (np.exp(-1) - np.exp(-2))) < 0.01
+
+
+def test_draws_of_a_step_count_by_the_likelihood_of_what_is_shown():
+    graph = otp.Graph([("x", "y"), ("u", "y"), ("x", "w")])
+    model = otp.Model(graph, {"x": m.LogNormal(), "u": m.Exponential(), "y": m.Bernoulli(), "w": m.Normal()})
+    steep = {"logits": [0.0, 0.0], "weight": [[0.0, 1e5], [0.0, -1e5]]}  # y is one where x is above u
+    shown = {"loc": 0.5, "weight": [1.0], "scale": 0.5}
+    model.set_params({"x": {"loc": 0.0, "scale": 1.0}, "u": {"log_mean": 0.0}, "y": steep, "w": shown})
+    x = np.linspace(1e-4, 30.0, 300_001)
+    weight = stats.lognorm.pdf(x, 1.0) * stats.norm.pdf(2.5, 0.5 + x, 0.5)
+    exact = np.sum(weight * (1 - np.exp(-x))) / weight.sum()
+    with pytest.warns(otp.ApproximationWarning, match="do not settle"):
+        assert abs(model.query("y", {"w": 2.5})[1] - exact) < 0.005
 
 
 @pytest.mark.parametrize(("scale", "settled"), [(0.3, True), (0.005, False)])
