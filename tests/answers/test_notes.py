@@ -285,3 +285,13 @@ def test_tables_that_rows_cannot_fill_are_named_with_the_terms_that_say_less(row
     )
     assert any(one.startswith(wanted) for one in result.notes) == said
     assert ("pseudo-counts: 89 rows on y.probs" in result.summary().facts.get("priors", "")) == said
+
+
+def test_what_no_row_tells_of_a_category_is_named_with_it():
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"c": pd.Categorical(["a"] * 40, ["a", "b"]), "y": rng.normal(size=40)})
+    model = otp.Model(otp.Graph([("c", "y")]), {"c": m.Categorical(2), "y": m.Normal()})
+    notes = " ".join(otp.fit(model, table).notes)
+    assert "the data do not determine the" in notes
+    assert "loc of 'y' where c = b" in notes
+    assert "where c = a" not in notes
