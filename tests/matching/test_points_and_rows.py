@@ -16,6 +16,7 @@ import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.divergences import Sinkhorn, SlicedWasserstein
 from otpdag.errors import ModelError
+from otpdag.matching.informative import informative_lengths
 from otpdag.matching.model_points import lay_out, listed_nodes
 from otpdag.matching.transport_rows import SETTLED
 from otpdag.settings import Direct, Objective
@@ -145,6 +146,25 @@ def test_directions_are_unit_vectors_each_along_few_nodes_of_one_neighbourhood()
         sliced = SlicedWasserstein(40, p=1.0, seed=seed)
         again, _ = started(otp.Model(graph, nodes), table, otp.transport(divergence=sliced, points=16))
         assert np.array_equal(again.compared.directions, along) == is_same
+
+
+def test_directions_are_as_long_as_what_they_tell_is_precise():
+    """Of one mean in two columns, the rows' median distance counts: closed forms of numbers and of shares."""
+    along, none = torch.eye(2, dtype=torch.float64), torch.zeros(1, 2048, dtype=torch.float64)
+    even = torch.quasirandom.SobolEngine(2, scramble=True, seed=0).draw(2048, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+    points, weight = torch.special.ndtri(even) * torch.tensor([1.0, 4.0]), torch.full((2048,), 1 / 2048).double()
+    moved = torch.ones(1, 2048, 2, dtype=torch.float64)
+    narrow, wide = informative_lengths(along, points, weight, moved, none).tolist()
+    # A = -f, int f^2 = 1 / (2 sqrt(pi) s), var psi = 1 / 12: no length has a price but evenness, w / (1 - w) below
+    bends = np.array([1.0, 0.25]) / (2 * np.sqrt(np.pi))
+
+    def variance(log_ratio):
+        w = 2 * stats.logistic.cdf([log_ratio, -log_ratio])
+        return np.log((w**2).sum() / 12) - 2 * np.log(w @ bends) - np.log(w).mean()
+
+    best = optimize.minimize_scalar(variance, bounds=(-5, 5), method="bounded").x
+    assert np.log(narrow / wide) == pytest.approx(best, abs=0.05)
+    assert narrow + wide == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("rows", "number", "name"), [(1024, False, "Sinkhorn"), (1025, False, "W1"), (50, True, "W1")])

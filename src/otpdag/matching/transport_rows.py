@@ -20,6 +20,7 @@ from otpdag.data import Batch
 from otpdag.divergences import SlicedWasserstein
 from otpdag.errors import ModelError, listed
 from otpdag.likelihood.row_posterior import Fitted, posterior_draws
+from otpdag.matching.informative import informative_lengths
 from otpdag.matching.model_points import ModelPoints, lay_out
 from otpdag.matching.transport_cost import (
     Columns,
@@ -67,6 +68,7 @@ class TransportRows(TableRows):
         course: Estimates at which rows were completed and points drawn, and what became of them.
         jumps: Whether the cost is differentiated by differences: simulated values jump, or have no gradient.
         matching: How much of each row is matched; None if all of them are.
+        lengths_unknown: Whether directions are given lengths where a single estimate is known.
     """
 
     route: ClassVar[str] = "transport"
@@ -78,6 +80,7 @@ class TransportRows(TableRows):
     course: FixedPoint = field(default_factory=FixedPoint)
     jumps: bool = False
     matching: Partial | None = None
+    lengths_unknown: bool = False
 
     def loss(self, point: Tensor) -> LossTerms:
         """The transport cost of what is matched; by differences where a simulator has no gradient."""
@@ -142,15 +145,22 @@ class TransportRows(TableRows):
         if len(points) > 1 or self.jumps:
             return None
 
+        moved, log_moved = self._moved(points)
+        weight = self.model_side(points.detach())[1].mean(0)
+        metric = torch.einsum("pmd,qmd,m->pq", moved, moved, weight) / moved.shape[-1]
+        return (metric + torch.einsum("pm,qm,m->pq", log_moved, log_moved, weight)).unsqueeze(0)
+
+    def _moved(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """How points of the model (P, M, d) and the logarithms of their weights (P, M) move with parameters (1, P)."""
+
         def features(at: Tensor) -> Tensor:
             with torch.no_grad():
                 values, weight = self.model_side(at)
-            values = values.expand(len(at), weight.shape[-1], -1) / values.shape[-1] ** 0.5
-            return torch.cat([values, weight.log().expand(len(at), -1).unsqueeze(-1)], -1)
+            shape = (len(at), weight.shape[-1], -1)
+            return torch.cat([values.expand(shape), weight.log().expand(shape[:2]).unsqueeze(-1)], -1)
 
-        weight = self.model_side(points.detach())[1].mean(0)
-        moved = differences(features, points.detach(), torch.eye(points.shape[1]).to(points))
-        return torch.einsum("pmd,qmd,m->pq", moved, moved, weight).unsqueeze(0)
+        moved = differences(features, point.detach(), torch.eye(point.shape[1]).to(point))
+        return moved[..., :-1], moved[..., -1]
 
     @property
     def pace(self) -> Pace:
@@ -225,8 +235,17 @@ class TransportRows(TableRows):
         naturals, own = self.naturals(points.detach()), self
         if not self.points.fits(len(points)) or self.points.effective(naturals) < FEWEST_EFFECTIVE:
             own = replace(self, points=self.points.placed_at(naturals))
+        if self.lengths_unknown and len(points) == 1:
+            own = own._with_lengths(points)
         known = self.matching is not None and len(self.matching.parts) in (1, len(points))
         return own if known or not self.direct.unmatched else own._matched(points)
+
+    def _with_lengths(self, point: Tensor) -> Self:
+        """Directions by what they tell about the parameters (1, P)."""
+        values, weight = self.model_side(point.detach())
+        along = self.compared.directions
+        lengths = informative_lengths(along, values[0], weight[0], *self._moved(point))
+        return replace(self, compared=replace(self.compared, directions=along * lengths), lengths_unknown=False)
 
     def partial(self, points: Tensor) -> Partial:
         """Partial transport at these replicas: the rows that the model explains, and what that costs."""
@@ -385,7 +404,8 @@ def transport_rows(structure: Structure, batch: Batch, shapes: Shapes, direct: D
     points = lay_out(structure, batch, direct, seed, windows=columns.windows)
     divergence = chosen_divergence(direct, columns, points, batch.rows)
     compared = ComparedRows(columns.of_values(batch.values), columns.of_weights(batch.weight), divergence, along)
-    own = TransportRows(structure, batch, shapes, seed, direct, columns, points, compared)
+    is_weighed = is_chosen and structure.has_densities and isinstance(divergence, SlicedWasserstein) and len(along) > 1
+    own = TransportRows(structure, batch, shapes, seed, direct, columns, points, compared, lengths_unknown=is_weighed)
     whole = own._without_gaps()
     if direct.unmatched and (columns.windows > 1 or whole.weight.ndim > 2):
         raise ModelError("unmatched leaves out whole rows: paths, and gaps without a density to fill them, have none")
