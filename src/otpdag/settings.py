@@ -57,8 +57,9 @@ class Direct:
 
     Args:
         divergence: The transport cost. Sliced, its directions follow the neighbourhoods of the graph; any other
-            divergence of weighted samples compares whole rows. If left out, the sliced one with p = 1; of few different
-            rows and listed states, Sinkhorn's, which is smooth where the others have kinks.
+            divergence of weighted samples compares whole rows. If left out, the sliced one with p = 1, its directions
+            weighed by what they tell where densities are known; of few different rows and listed states, Sinkhorn's,
+            which is smooth where the others have kinks.
         costs: Ground costs of nodes, in units of their spread, for a divergence that has one: a cost, a function of two
             values, ``"squared"`` (the default), ``"absolute"`` or ``"0/1"``.
         unmatched: The share of the rows that the model need not explain, or ``"auto"``: the least

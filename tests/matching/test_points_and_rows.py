@@ -167,6 +167,27 @@ def test_directions_are_as_long_as_what_they_tell_is_precise():
     assert narrow + wide == pytest.approx(2.0)
 
 
+def test_a_default_cost_weighs_directions_once_and_is_the_one_that_pot_finds():
+    rng = np.random.default_rng(4)
+    table = pd.DataFrame({"a": rng.normal(size=150)}).assign(b=lambda own: own["a"] + rng.normal(size=150))
+    model = otp.Model(otp.Graph([("a", "b")]), {"a": m.Normal(), "b": m.Normal()})
+    problem, points = started(model, table, otp.transport(points=128))
+    along = problem.compared.directions.numpy()
+    lengths = np.linalg.norm(along, axis=0)
+    assert np.ptp(lengths) > 0.05
+    assert lengths.mean() == pytest.approx(1.0)
+    assert "64 directions, weighed by what they tell" in problem.notes(points)[-1]
+    assert problem.laid_out_for(points + 0.1).compared is problem.compared
+    (model_side, weight), rows = problem.model_side(points), problem.compared.rows[0].numpy()
+    sides = (rows @ along, model_side[0].detach().numpy() @ along)
+    costs = ot.wasserstein_1d(*sides, np.full(150, 1 / 150), weight[0].detach().numpy(), p=1)
+    assert float(problem.loss(points).total) == pytest.approx(costs.mean(), rel=1e-9)
+    for method in (otp.transport(unmatched=0.1), otp.transport(divergence=SlicedWasserstein(9, p=1.0))):
+        even, points = started(model, table, method)
+        np.testing.assert_allclose(np.linalg.norm(even.compared.directions.numpy(), axis=0), 1.0)
+        assert "weighed" not in str(even.notes(points))
+
+
 @pytest.mark.parametrize(("rows", "number", "name"), [(1024, False, "Sinkhorn"), (1025, False, "W1"), (50, True, "W1")])
 def test_few_rows_of_categories_are_compared_as_a_whole_and_all_else_along_directions(rows, number, name):
     rng = np.random.default_rng(3)

@@ -24,7 +24,7 @@ from torch import Tensor
 def informative_lengths(
     directions: Tensor, points: Tensor, weight: Tensor, moved: Tensor, log_moved: Tensor, few: int = 512
 ) -> Tensor:
-    """Lengths (K,) of unit vectors (d, K), one on average; of too many parameters for psi to be known, all are one.
+    """Lengths (K,) of unit vectors (d, K), one on average; all are one where psi is not known.
 
     Args:
         directions: The vectors.
@@ -32,17 +32,18 @@ def informative_lengths(
         weight: See ``points``.
         moved: How points move with the parameters (P, M, d).
         log_moved: How the logarithms of their weights do (P, M).
-        few: Points at which psi is looked at, about.
+        few: Points at which psi is looked at; its variance is not known of more than a quarter as many parameters.
     """
-    some = torch.arange(0, len(points), -(-len(points) // few))
-    if len(some) < 4 * len(moved):
-        return points.new_ones(directions.shape[1])
+    some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:few]
+    even = points.new_ones(directions.shape[1])
+    if len(some) < 4 * len(moved) or not bool(moved.isfinite().all() & log_moved.isfinite().all()):
+        return even
     bends, slopes = zip(*(_told(a, points, weight, moved, log_moved, some) for a in directions.mT), strict=True)
     values, vectors = torch.linalg.eigh(sum(bends))
     round_in = (vectors * values.rsqrt())[:, values > 1e-6 * values[-1]]
     bend = torch.einsum("pa,kpq,qb->kab", round_in, torch.stack(bends), round_in)
     slope = torch.stack(slopes) @ round_in * weight[some, None].sqrt()
-    logs = points.new_zeros(len(bend)).requires_grad_()
+    logs = torch.zeros_like(even).requires_grad_()
     optimiser = torch.optim.LBFGS([logs], max_iter=20, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -54,7 +55,8 @@ def informative_lengths(
         return loss
 
     optimiser.step(closure)
-    return len(logs) * logs.detach().softmax(0)
+    lengths = len(logs) * logs.detach().softmax(0)
+    return lengths if bool(lengths.isfinite().all()) else even
 
 
 def _told(

@@ -197,7 +197,9 @@ class ComparedRows:
     def name(self) -> str:
         """What a note calls the transport cost."""
         if isinstance(self.divergence, SlicedWasserstein):
-            return f"W{self.divergence.p:g} along {self.directions.shape[-1]} directions"
+            even = torch.allclose(norms := self.directions.norm(dim=0), torch.ones_like(norms))
+            weighed = "" if even else ", weighed by what they tell"
+            return f"W{self.divergence.p:g} along {self.directions.shape[-1]} directions{weighed}"
         return "Sinkhorn's divergence of whole rows"
 
     def cost(self, points: Tensor, weight: Tensor) -> Tensor:

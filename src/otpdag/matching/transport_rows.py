@@ -160,7 +160,7 @@ class TransportRows(TableRows):
             return torch.cat([values.expand(shape), weight.log().expand(shape[:2]).unsqueeze(-1)], -1)
 
         moved = differences(features, point.detach(), torch.eye(point.shape[1]).to(point))
-        return moved[..., :-1], moved[..., -1]
+        return moved[..., :-1], moved[..., -1].nan_to_num(0.0)  # points without weight have none at any place
 
     @property
     def pace(self) -> Pace:
