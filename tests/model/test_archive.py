@@ -15,6 +15,7 @@ import torch
 
 import otpdag as otp
 from otpdag import mechanisms as m
+from otpdag.backward import RowCode
 from otpdag.engine import Adam, Deterministic
 from otpdag.errors import DataError, ModelError
 from otpdag.model.archive import FORMAT_VERSION
@@ -334,3 +335,18 @@ def test_another_class_than_the_saved_one_is_refused(with_own_map):
     *_, path, _, functions = with_own_map
     with pytest.raises(ModelError, match="maps: AmortizedMap expects other tensors than the file holds"):
         otp.load(path, functions=functions, maps={"TanhMap": otp.backward.AmortizedMap})
+
+
+def test_of_several_maps_the_one_that_draws_all_that_is_hidden_comes_back(tmp_path):
+    module = torch.nn.Linear(1, 2)
+    graph = otp.Graph([("z", "x")], hidden=["z"])
+    model = otp.Model(graph, {"z": m.Normal(), "x": m.Decoder(module, Real(2))})
+    code, generator = RowCode((), {}, {}, frozenset()), torch.Generator().manual_seed(0)
+    maps = tuple(otp.backward.AmortizedMap(model.structure, code, ("z",), name=name) for name in ("other", "joint"))
+    phi = {key: value for one in maps for key, value in one.init(1, generator).items()}
+    start = model.structure.filled({}, generator, first=True)
+    model.adopt(model.structure, {**start, **phi}, maps=maps)
+    model.save(tmp_path / "model.otp")
+    again = otp.load(tmp_path / "model.otp", functions={"x": module}).fitted
+    assert again.sampler.name == "joint"
+    assert set(again.phi) == set(maps[1].init(1, generator))

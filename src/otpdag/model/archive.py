@@ -280,7 +280,8 @@ def _sampler(
 
 def _phi(backward: AmortizedMap, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a map; a file that holds others is damaged, or the class is another than the saved one."""
-    phi = {key: _finite(key, value) for key, value in under(tensors, "phi/").items()}
+    held = {key: value for key, value in under(tensors, "phi/").items() if key.startswith(f"phi.{JOINT}.")}
+    phi = {key: _finite(key, value) for key, value in held.items()}
     own = [backward] if type(backward) is AmortizedMap else []  # whose layers must fit before they are laid out
     layers = [(one.input_width(node), *one.hidden, one.output_width(node)) for one in own for node in one.targets]
     if sum(a * b for sizes in layers for a, b in pairwise(sizes)) <= sum(value.numel() for value in phi.values()):
