@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+import scipy as sp
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_iris
 from sklearn.linear_model import LinearRegression, LogisticRegression
@@ -15,9 +16,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import otpdag as otp
 from otpdag import mechanisms as m
 from otpdag.estimators import GraphClassifier, GraphImputer, GraphRegressor
+from otpdag.estimators.graph_estimators import NormalColumns, pool_weights
 
 
-@parametrize_with_checks([GraphClassifier(n_folds=1), GraphRegressor(), GraphImputer(n_classes=[1])])
+@parametrize_with_checks([GraphClassifier(n_folds=1, ridges=[1.0]), GraphRegressor(), GraphImputer(n_classes=[1])])
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -69,12 +71,10 @@ def test_classes_of_iris_with_gaps():
 
 
 def test_probabilities_of_classes_never_exceed_one():
-    model = GraphClassifier()
+    model = GraphClassifier(ridges=[1.0])
     x = np.repeat([[0.0], [1.0]], 20, axis=0) + 1e-3 * np.arange(40)[:, None]
     model.fit(x, np.repeat(["no", "yes"], 20))
-    name = next(iter(model.models_))
-    model.models_ = {f"{name}{number}": model.model_ for number in range(3)}
-    model.weights_ = np.array([0.7, 0.2, 0.1 + 1e-15])
+    model.weights_ = np.array([0.7, 0.2, 0.1 + 1e-15, 3.0])
     assert model.predict_proba(100 * x).max() <= 1.0
     np.testing.assert_allclose(model.predict_proba(x).sum(1), 1.0, rtol=1e-15)
 
@@ -83,10 +83,10 @@ def test_probabilities_of_classes_never_exceed_one():
 def test_logits_of_complete_rows_are_those_of_scikit_learn(classes):
     X, y = load_iris(return_X_y=True)
     X, y = X[y > 2 - classes], y[y > 2 - classes]
-    logit = GraphClassifier(n_folds=1).fit(X, y).models_["logistic"]
+    logit = GraphClassifier(n_folds=1, ridges=[1.0]).fit(X, y).models_["logistic columns 1"]
     x = StandardScaler().fit_transform(X)
     other = LogisticRegression(tol=1e-9, max_iter=2000).fit(x, y)
-    shares = logit.predict_proba(pd.DataFrame(x, columns=["x0", "x1", "x2", "x3"]), "y")
+    shares = logit.predict_proba(pd.DataFrame(x).add_prefix("columns."), "y")
     np.testing.assert_allclose(shares, other.predict_proba(x), atol=1e-4)
 
 
@@ -108,11 +108,60 @@ def test_a_graph_that_is_given_reads_categories():
     assert list(filled["town"][::5]) == [filled["town"][i] for i in range(0, 300, 5)]
 
 
+def test_normal_columns_are_the_likeliest():
+    """Rows with gaps, and rows that come before: the gradient of the log-likelihood of both is zero."""
+    rng = np.random.default_rng(6)
+    x = normals(rng, 150)[:, :3]
+    x = np.where(rng.random(x.shape) < 0.3, np.nan, x)
+    before = NormalColumns(np.zeros(3), np.eye(3))
+    found = before.likeliest(x, rows=5.0, tolerance=1e-10)
+
+    def log_likelihood(mean, covariance):
+        total = -2.5 * (
+            np.linalg.slogdet(covariance)[1] + np.trace(np.linalg.solve(covariance, np.eye(3) + np.outer(mean, mean)))
+        )
+        for row in x:
+            seen = np.flatnonzero(~np.isnan(row))
+            if len(seen):
+                total += sp.stats.multivariate_normal.logpdf(row[seen], mean[seen], covariance[np.ix_(seen, seen)])
+        return total
+
+    best = log_likelihood(found.mean, found.covariance)
+    for step in (1e-3, -1e-3):
+        for at in range(3):
+            away = step * np.eye(3)[at]
+            assert log_likelihood(found.mean + away, found.covariance) < best
+            for other in range(3):
+                turned = np.outer(away, np.eye(3)[other])
+                assert log_likelihood(found.mean, found.covariance + turned + turned.T) < best
+
+
+def test_a_pool_weighs_down_what_is_too_sure():
+    """Of the log-odds of a true model, tripled, the pool takes a third; of noise nothing."""
+    rng = np.random.default_rng(7)
+    odds, noise = rng.normal(size=(2, 20_000))
+    codes = (rng.random(20_000) < 1 / (1 + np.exp(-odds))).astype(int)
+    logs = -np.log1p(np.exp(np.stack([[3 * odds, -3 * odds], [noise, -noise]]))).transpose(0, 2, 1)
+    np.testing.assert_allclose(pool_weights(logs, codes), [1 / 3, 0.0], atol=0.03)
+
+
+def test_classes_of_other_shapes_and_columns_without_values():
+    """A ring around a core, which no line tells apart, beside a column that is never seen and one that never varies."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(300, 2))
+    y = (np.square(x).sum(1) > 1.4).astype(int)
+    x = np.column_stack([x, np.full(300, np.nan), np.ones(300)])
+    model = GraphClassifier(ridges=[1.0], n_folds=2).fit(x[:200], y[:200])
+    assert model.score(x[200:], y[200:]) > 0.9
+    with_nothing = GraphClassifier(ridges=[1.0]).fit(x[:, 2:], y).predict_proba(x[:3, 2:])
+    np.testing.assert_allclose(with_nothing[:, 1], y.mean(), atol=1e-6)
+
+
 def test_pipelines_and_grids():
     x, y = load_iris(return_X_y=True, as_frame=True)
     x = x.mask(np.random.default_rng(4).random(x.shape) < 0.1)
     scaled = ColumnTransformer([("scaled", StandardScaler(), list(x)[:2])], remainder="passthrough")
-    chain = make_pipeline(scaled, GraphImputer(n_classes=[1]), GraphClassifier(n_folds=1))
+    chain = make_pipeline(scaled, GraphImputer(n_classes=[1]), GraphClassifier(n_folds=1, ridges=[1.0]))
     grid = GridSearchCV(chain, {"graphimputer__max_parents": [1, 3]}, cv=2, error_score="raise").fit(x, y)
     assert grid.best_score_ > 0.85
     assert list(GraphImputer(n_classes=[1]).fit(x).get_feature_names_out()) == list(x)

@@ -1,7 +1,8 @@
 r"""Prediction and imputation of tables with gaps by graphs, with scikit-learn's conventions.
 
-A graph that is given is fitted as it is. Without one, numeric columns are linear and normal along a sparse graph whose
-edges lower the BIC; whatever a row does not show is integrated out.
+A graph that is given is fitted as it is, and whatever a row does not show is integrated out. Without one, classes are
+told by all columns as one normal vector; numbers, and gaps, by columns that are linear and normal along a sparse graph
+whose edges lower the BIC.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
+import scipy as sp
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin, RegressorMixin, TransformerMixin
 from sklearn.model_selection import StratifiedKFold
+from sklearn.preprocessing import PowerTransformer
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_feature_names_in, column_or_1d, validate_data
 
 from otpdag import mechanisms as m
+from otpdag.data.columns import cell_names
 from otpdag.engine import fit
 from otpdag.errors import DataError
 from otpdag.estimators._contract import ModelEstimator, RandomState, seed_of
@@ -31,6 +35,7 @@ from otpdag.numerics import Array
 
 Nodes = Mapping[str, Mechanism]
 HIDDEN = "hidden class"
+VIEWS = ("columns", "powers")
 LEAST_SHARE = 1e-9  # that a model gave to what happened: weights stay finite where all ruled it out
 
 
@@ -62,26 +67,97 @@ def discovered_parents(table: pd.DataFrame, most: int) -> dict[str, list[str]]:
     return parents
 
 
+def _normals(table: pd.DataFrame, most: int) -> tuple[list[tuple[str, str]], Nodes]:
+    """Edges and nodes of columns that are linear and normal, with so many parents at most."""
+    parents = discovered_parents(table, most)
+    return [(parent, name) for name, own in parents.items() for parent in own], {name: m.Normal() for name in parents}
+
+
 def _residual(correlation: Array, j: int, others: Sequence[int]) -> float:
     """The share of a column's variance that others leave."""
     cross = correlation[others, j]
     return float(1 - cross @ np.linalg.solve(correlation[np.ix_(others, others)], cross))
 
 
-def stacked(shares: Array, steps: int = 200) -> Array:
-    r"""Weights (models,) of models whose mixture makes what happened likeliest (Yao et al. 2018), by EM.
+@dataclass(frozen=True, eq=False)
+class NormalColumns:
+    """Columns as one normal vector with a mean (D,) and a covariance (D, D).
+
+    >>> pair = NormalColumns(np.zeros(2), np.array([[1.0, 0.5], [0.5, 1.0]]))
+    >>> pair.filled(np.array([[2.0, np.nan]]))[0].tolist()
+    [[2.0, 1.0]]
+    """
+
+    mean: Array
+    covariance: Array
+
+    def filled(self, x: Array, entries: int = 4_000_000) -> tuple[Array, Array]:
+        """Rows (N, D) with gaps at their means given what is shown, and the covariance that is left, summed (D, D).
+
+        Matrices of so many ``entries`` are held at a time.
+        """
+        size, shown = len(self.mean), ~np.isnan(x)
+        filled, left, each = x.copy(), len(x) * self.covariance, max(1, entries // max(1, len(self.mean)) ** 2)
+        for own in (slice(begin, begin + each) for begin in range(0, len(x), each)):
+            both = shown[own, :, None] & shown[own, None]
+            onto = self.covariance @ (np.linalg.inv(np.where(both, self.covariance, np.eye(size))) * both)
+            missed = np.where(shown[own], x[own] - self.mean, 0.0)
+            filled[own] = np.where(shown[own], x[own], self.mean + (onto @ missed[..., None])[..., 0])
+            left -= onto.sum(0) @ self.covariance
+        return filled, left
+
+    def likeliest(self, x: Array, rows: float = 10.0, steps: int = 200, tolerance: float = 1e-4) -> NormalColumns:
+        """The likeliest vector of rows (N, D), and of so many more that are as this one says.
+
+        By expectation-maximisation (Little and Rubin, 2002, section 11.2), until nothing moves by the ``tolerance``.
+        """
+        now = self
+        for _ in range(steps):
+            filled, left = now.filled(x)
+            mean = (filled.sum(0) + rows * self.mean) / (len(x) + rows)
+            away, from_here = filled - mean, self.mean - mean
+            own = rows * (self.covariance + np.outer(from_here, from_here))
+            covariance = (away.T @ away + left + own) / (len(x) + rows)
+            moved = np.abs(covariance - now.covariance).max(initial=0.0)
+            now = NormalColumns(mean, (covariance + covariance.T) / 2)
+            if moved < tolerance:
+                break
+        return now
+
+
+def pooled(logs: Array, weights: Array) -> Array:
+    r"""Probabilities (rows, classes) in proportion to :math:`\prod_m p_m^{w_m}`: ``logs`` are by model, row and class.
+
+    >>> pooled(np.log([[[0.9, 0.1]], [[0.1, 0.9]]]), np.array([1.0, 1.0]))
+    array([[0.5, 0.5]])
+    """
+    shares: Array = sp.special.softmax(np.tensordot(weights, logs, 1), axis=-1)
+    return shares
+
+
+def pool_weights(logs: Array, codes: NDArray[np.intp], prior: float = 10.0) -> Array:
+    r"""Weights of models (models,), none negative, whose logarithmic pool makes what happened likeliest.
+
+    They need not sum to one: models that are too sure get less, models that are alike share. A normal prior of this
+    precision draws them to equal ones (Genest and Zidek, 1986, for pools).
 
     Args:
-        shares: Probabilities that models gave to what happened in rows that they were not fitted to (models, rows).
-        steps: Of EM.
-
-    >>> stacked(np.array([[0.9, 0.8, 0.9], [0.5, 0.5, 0.5]])).round(2)
-    array([1., 0.])
+        logs: Logarithms of the probabilities in rows that models were not fitted to (models, rows, classes).
+        codes: The class of each row.
+        prior: Precision around one over the number of models.
     """
-    weights = np.full(len(shares), 1 / len(shares))
-    for _ in range(steps):
-        weights = weights * (shares / (weights @ shares)).mean(1)
-    return weights
+    from scipy import optimize  # takes as long to import as pandas
+
+    equal, happened = np.full(len(logs), 1 / len(logs)), logs[:, np.arange(len(codes)), codes]
+
+    def loss(weights: Array) -> tuple[float, Array]:
+        shares = pooled(logs, weights)
+        own = np.log(shares[np.arange(len(codes)), codes].clip(LEAST_SHARE))
+        slope = (logs * shares).sum((1, 2)) - happened.sum(1) + prior * (weights - equal)
+        return float(0.5 * prior * np.square(weights - equal).sum() - own.sum()), slope
+
+    found: Array = optimize.minimize(loss, equal, jac=True, method="L-BFGS-B", bounds=[(0, None)] * len(logs)).x
+    return found
 
 
 @dataclass(eq=False, repr=False)
@@ -91,7 +167,6 @@ class _GraphEstimator(ModelEstimator):
     graph: Graph | None = None
     _: KW_ONLY
     nodes: Nodes | None = None
-    max_parents: int = 6
     random_state: RandomState = 0
 
     allows_gaps = True
@@ -127,45 +202,44 @@ class _GraphEstimator(ModelEstimator):
         return Model.from_frame(self.graph, table, mechanisms={**target, **(self.nodes or {})})
 
     def _fitted_to(self, model: Model, table: pd.DataFrame) -> Model:
-        rows = table.reindex(columns=[*model.graph.observed])
-        fit(model, rows, seed=seed_of(self.random_state), restarts=4 if model.graph.hidden else None, progress=False)
+        fit(model, table, seed=seed_of(self.random_state), restarts=4 if model.graph.hidden else None, progress=False)
         return model
 
-    def _normals(self, table: pd.DataFrame, beside: pd.DataFrame | None = None) -> tuple[list[tuple[str, str]], Nodes]:
-        """Edges and nodes of columns that are linear and normal, by the correlations of ``beside`` if it is given."""
-        parents = discovered_parents(table if beside is None else beside, self.max_parents)
-        edges = [(parent, name) for name, own in parents.items() for parent in own]
-        return edges, {name: m.Normal() for name in parents}
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A model, the columns that it reads, and what fills their gaps before; it integrates them out if nothing does."""
 
-def _with_target(target: str, own: Mechanism, edges: Sequence[tuple[str, str]], nodes: Nodes) -> Model:
-    """A model of columns, and of a target below all of them."""
-    graph = Graph([*edges, *((name, target) for name in nodes)], nodes=[target])
-    return Model(graph, {**nodes, target: own})
+    model: Model
+    columns: list[Any]
+    by: NormalColumns | None = None
 
-
-def _fixed(model: Model) -> dict[str, Mechanism]:
-    """Normal nodes with the parameters that were estimated."""
-    values = {node: {name: value.tolist() for name, value in own.items()} for node, own in model.params().items()}
-    return {node: m.Normal(**own) for node, own in values.items()}
+    def log_shares(self, table: pd.DataFrame, target: str) -> Array:
+        """Logarithms of the probabilities of the classes (rows, classes), none lower than the least share."""
+        own = table[self.columns]
+        if self.by is not None:
+            own = pd.DataFrame(self.by.filled(own.to_numpy())[0], columns=self.columns)
+        shares = self.model.predict_proba(own.reset_index(drop=True), target).to_numpy()
+        return np.log(shares.clip(min=LEAST_SHARE))
 
 
 @dataclass(eq=False, repr=False)
 class GraphClassifier(ClassifierMixin, _GraphEstimator):
-    r"""Classes by a graph; cells may be missing, and are integrated out exactly.
+    r"""Classes by a graph; cells may be missing.
 
-    **Without a graph** two are fitted and mixed with the weights that predict held-out folds best: columns that are
-    linear and normal given the class and each other, along edges that lower the BIC; and a logistic regression on all
-    columns, whose slopes (of two classes those of the log-odds) have a standard normal prior, above such a graph of the
-    columns.
+    **Without a graph** several are fitted, to standardised columns and to powers of them (Yeo and Johnson, 2000) as one
+    normal vector each: the class above the vector, which has a mean and a covariance in each class, and logistic
+    regressions below it, with ridges between weak and strong. Normal classes integrate gaps out; regressions read, in
+    rows with gaps, their means given what the row shows. The probabilities are a logarithmic pool, with the weights
+    that predict held-out folds best.
 
     Args:
         graph: A graph of the columns and the target; hidden nodes need their mechanism in ``nodes``.
         nodes: Mechanisms; others are chosen by what columns hold.
-        max_parents: Most parents of a column among the others, without a graph.
         random_state: Determines folds and starts.
         target: The node that is predicted, in a graph that is given.
         n_folds: Folds that tell the weights; one makes them equal.
+        ridges: Precisions of the normal priors of slopes, of two classes those of the log-odds.
 
     Attributes:
         classes_: The classes.
@@ -183,7 +257,8 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
 
     _: KW_ONLY
     target: str = "y"
-    n_folds: int = 3
+    n_folds: int = 5
+    ridges: Sequence[float] = (0.1, 1.0, 10.0)
 
     fit_call = "fit(X, y)"
 
@@ -194,61 +269,99 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
             X: Rows (n_samples, n_features); NaN is missing.
             y: The class of each row.
         """
-        self._check_counts("max_parents", "n_folds")
-        table = self._frame(X, first=True)
+        self._check_counts("n_folds")
+        table = self._columns(X, first=True)
         labels = _checked_target(y, table)
         check_classification_targets(labels)
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise DataError(f"y must have at least two classes; got one class, {self.classes_[0]!r}")
-        self.models_ = self._models(table, codes)
+        self._reads = self._read(table, codes)
+        self.models_ = {name: one.model for name, one in self._reads.items()}
         self.weights_ = self._weights(table, codes) if len(self.models_) > 1 else np.ones(1)
         self.model_ = next(iter(self.models_.values()))
         return self
 
-    def _models(self, table: pd.DataFrame, codes: NDArray[np.intp]) -> dict[str, Model]:
+    def _columns(self, X: Any, *, first: bool = False) -> pd.DataFrame:
+        """Rows for a graph that is given; else cells of two vectors, of which one has powers of the columns.
+
+        A power can grow fast beyond what it was chosen for: there it counts what is seen last.
+        """
+        table = self._frame(X, first=first)
+        if self.graph is not None or not table.shape[1]:
+            return table
+        values = table.to_numpy()
+        if first:
+            self._ends = np.nanmin(values, 0), np.nanmax(values, 0)
+            self._powers = PowerTransformer().fit(values)
+        powers = self._powers.transform(values.clip(*self._ends))
+        names = [name for view in VIEWS for name in cell_names(view, values.shape[1])]
+        return pd.DataFrame(np.hstack([values, powers]), columns=names)
+
+    def _read(self, table: pd.DataFrame, codes: NDArray[np.intp]) -> dict[str, _Read]:
         """Fit the graph that was given, or those of the default."""
         own, rows = m.Categorical(len(self.classes_)), table.assign(**{self.target: codes})
         if self.graph is not None:
-            return {"given": self._fitted_to(self._given(rows, **{self.target: own}), rows)}
-        names = [str(name) for name in table]
-        edges, nodes = self._normals(table, table - table.groupby(codes).transform("mean"))
-        below = Graph([*edges, *((self.target, name) for name in names)], nodes=[self.target])
-        generative = Model(below, {**nodes, self.target: own})
-        edges, nodes = self._normals(table)
-        nodes = _fixed(self._fitted_to(Model(Graph(edges, nodes=names), nodes), table)) if names else {}
-        size = len(self.classes_)
-        # of two classes each has half the slope of the log-odds
-        logit = m.Categorical(size, weight=ridge(2.0 if size == 2 else 1.0) if names else None)
-        models = {"generative": generative, "logistic": _with_target(self.target, logit, edges, nodes)}
-        return {name: self._fitted_to(model, rows) for name, model in models.items()}
+            return {"given": _Read(self._fitted_to(self._given(rows, **{self.target: own}), rows), [*table])}
+        width = table.shape[1] // len(VIEWS)
+        if not width:
+            return {
+                "shares": _Read(self._fitted_to(Model(Graph([], nodes=[self.target]), {self.target: own}), rows), [])
+            }
+        views = [self._read_view(view, table[[*cell_names(view, width)]], codes) for view in VIEWS]
+        return {name: one for read in views for name, one in read.items()}
+
+    def _read_view(self, view: str, table: pd.DataFrame, codes: NDArray[np.intp]) -> dict[str, _Read]:
+        """Models of a vector and the class: the class above it, and below it with each ridge."""
+        x, target, size, dim = table.to_numpy(), self.target, len(self.classes_), table.shape[1]
+        means = np.nan_to_num(table.groupby(codes).mean().to_numpy())
+        start = NormalColumns(np.zeros(dim), np.eye(dim))
+        within = start.likeliest(x - means[codes]).covariance
+        each = [NormalColumns(mean, within).likeliest(x[codes == code]) for code, mean in enumerate(means)]
+        shares = m.Categorical(size, probs=np.bincount(codes) / len(codes))
+        normal = _vector(np.stack([one.mean for one in each]), np.stack([one.covariance for one in each]))
+        above = Model(Graph([(target, view)]), {target: shares, view: normal})
+        above.set_params({})
+        read = {f"normal {view}": _Read(above, [*table])}
+        columns = start.likeliest(x)
+        rows = pd.DataFrame(columns.filled(x)[0], columns=table.columns).assign(**{target: codes})
+        for penalty in self.ridges:
+            # of two classes each has half the slope of the log-odds
+            logit = m.Categorical(size, weight=ridge(penalty * (2.0 if size == 2 else 1.0)))
+            below = Model(Graph([(view, target)]), {view: _vector(columns.mean, columns.covariance), target: logit})
+            read[f"logistic {view} {penalty:g}"] = _Read(self._fitted_to(below, rows), [*table], columns)
+        return read
 
     def _weights(self, table: pd.DataFrame, codes: NDArray[np.intp]) -> Array:
         """Weights of the models by rows that were held out; equal ones where a class has too few rows."""
         folds = min(self.n_folds, int(np.bincount(codes).min()))
         if folds < 2:
             return np.full(len(self.models_), 1 / len(self.models_))
-        shares = np.zeros((len(self.models_), len(table)))
+        logs = np.zeros((len(self.models_), len(table), len(self.classes_)))
         split = StratifiedKFold(folds, shuffle=True, random_state=seed_of(self.random_state))
         for kept, held in split.split(table, codes):
-            models = self._models(table.iloc[kept].reset_index(drop=True), codes[kept])
-            shares[:, held] = self._shares(models, table.iloc[held])[:, np.arange(len(held)), codes[held]]
-        return stacked(shares.clip(min=LEAST_SHARE))
+            reads = self._read(table.iloc[kept].reset_index(drop=True), codes[kept])
+            logs[:, held] = self._log_shares(reads, table.iloc[held])
+        return pool_weights(logs, codes)
 
-    def _shares(self, models: Mapping[str, Model], table: pd.DataFrame) -> Array:
-        """Probabilities of the classes by all models (models, rows, classes)."""
-        return np.stack([model.predict_proba(table, self.target).to_numpy() for model in models.values()])
+    def _log_shares(self, reads: Mapping[str, _Read], table: pd.DataFrame) -> Array:
+        """Logarithms of the probabilities by all models (models, rows, classes)."""
+        return np.stack([one.log_shares(table, self.target) for one in reads.values()])
 
     def predict_proba(self, X: ArrayLike) -> Array:
         """Probabilities of the classes given what each row shows: (n_samples, n_classes)."""
         _ = self._fitted
-        shares = np.tensordot(self.weights_, self._shares(self.models_, self._frame(X)), 1)
-        return np.asarray(shares / shares.sum(1, keepdims=True))  # rounding leaves more than one, which metrics refuse
+        return pooled(self._log_shares(self._reads, self._columns(X)), self.weights_)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """The likeliest class of each row."""
         likeliest = self.predict_proba(X).argmax(1)
         return np.asarray(self.classes_[likeliest])
+
+
+def _vector(mean: Array, covariance: Array) -> Mechanism:
+    """A normal node with these moments."""
+    return m.MultivariateNormal(mean.shape[-1], loc=mean, covariance=covariance)
 
 
 def _checked_target(y: ArrayLike, table: pd.DataFrame) -> NDArray[Any]:
@@ -287,6 +400,7 @@ class GraphRegressor(RegressorMixin, _GraphEstimator):
 
     _: KW_ONLY
     target: str = "y"
+    max_parents: int = 6
 
     fit_call = "fit(X, y)"
 
@@ -303,9 +417,10 @@ class GraphRegressor(RegressorMixin, _GraphEstimator):
         if self.graph is not None:
             model = self._given(rows)
         else:
-            edges, nodes = self._normals(table)
+            edges, nodes = _normals(table, self.max_parents)
             own = m.Normal(weight=ridge(1e-6) if nodes else None)
-            model = _with_target(self.target, own, edges, nodes)
+            graph = Graph([*edges, *((name, self.target) for name in nodes)], nodes=[self.target])
+            model = Model(graph, {**nodes, self.target: own})
         self.model_ = self._fitted_to(model, rows)
         return self
 
@@ -344,6 +459,7 @@ class GraphImputer(TransformerMixin, _GraphEstimator):
 
     _: KW_ONLY
     n_classes: Sequence[int] = (1, 3, 6)
+    max_parents: int = 6
 
     def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Estimate the graphs.
@@ -361,7 +477,7 @@ class GraphImputer(TransformerMixin, _GraphEstimator):
 
     def _mixtures(self, table: pd.DataFrame) -> list[Model]:
         """Normal columns around the means of hidden classes."""
-        edges, nodes = self._normals(table)
+        edges, nodes = _normals(table, self.max_parents)
         classes = [many for many in self.n_classes if many == 1 or 20 * many <= len(table)]
         return [self._mixture(edges, nodes, many) for many in classes or [1]]
 
