@@ -91,6 +91,16 @@ class NormalColumns:
     mean: Array
     covariance: Array
 
+    @classmethod
+    def standard(cls, size: int) -> NormalColumns:
+        """Independent columns of mean zero and variance one."""
+        return cls(np.zeros(size), np.eye(size))
+
+    @property
+    def node(self) -> Mechanism:
+        """A node with these moments, one of each for each class if there are several."""
+        return m.MultivariateNormal(self.mean.shape[-1], loc=self.mean, covariance=self.covariance)
+
     def filled(self, x: Array, entries: int = 4_000_000) -> tuple[Array, Array]:
         """Rows (N, D) with gaps at their means given what is shown, and the covariance that is left, summed (D, D).
 
@@ -99,11 +109,12 @@ class NormalColumns:
         size, shown = len(self.mean), ~np.isnan(x)
         filled, left, each = x.copy(), len(x) * self.covariance, max(1, entries // max(1, len(self.mean)) ** 2)
         for own in (slice(begin, begin + each) for begin in range(0, len(x), each)):
-            both = shown[own, :, None] & shown[own, None]
+            kinds, kind, many = np.unique(shown[own], axis=0, return_inverse=True, return_counts=True)
+            both = kinds[:, :, None] & kinds[:, None]
             onto = self.covariance @ (np.linalg.inv(np.where(both, self.covariance, np.eye(size))) * both)
             missed = np.where(shown[own], x[own] - self.mean, 0.0)
-            filled[own] = np.where(shown[own], x[own], self.mean + (onto @ missed[..., None])[..., 0])
-            left -= onto.sum(0) @ self.covariance
+            filled[own] = np.where(shown[own], x[own], self.mean + (onto[kind.ravel()] @ missed[..., None])[..., 0])
+            left -= np.tensordot(many, onto, 1) @ self.covariance
         return filled, left
 
     def likeliest(self, x: Array, rows: float = 10.0, steps: int = 200, tolerance: float = 1e-4) -> NormalColumns:
@@ -160,6 +171,24 @@ def pool_weights(logs: Array, codes: NDArray[np.intp], prior: float = 10.0) -> A
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """A model, the columns that it reads, and what fills their gaps before; it integrates them out if nothing does."""
+
+    model: Model
+    columns: list[Any]
+    by: NormalColumns | None = None
+
+    def rows(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The columns as the model reads them."""
+        own = table[self.columns].reset_index(drop=True)
+        return own if self.by is None else pd.DataFrame(self.by.filled(own.to_numpy())[0], columns=self.columns)
+
+    def log_shares(self, table: pd.DataFrame, target: str) -> Array:
+        """Logarithms of the probabilities of the classes (rows, classes), none lower than the least share."""
+        return np.log(self.model.predict_proba(self.rows(table), target).to_numpy().clip(min=LEAST_SHARE))
+
+
 @dataclass(eq=False, repr=False)
 class _GraphEstimator(ModelEstimator):
     """What all share: columns are nodes, a graph is given or made, and gaps are integrated out."""
@@ -177,13 +206,12 @@ class _GraphEstimator(ModelEstimator):
             validate_data(self, X, reset=first, skip_check_array=True)
             return X.reset_index(drop=True)
         values = self._checked(X, first=first, least=2)
-        names = [f"x{place}" for place in range(values.shape[1])]
         if self.graph is not None:
-            return pd.DataFrame(values, columns=names)
+            return pd.DataFrame(values).add_prefix("x")
         if first:
             self._learn_units(values)
-        frame = pd.DataFrame((values - self._centre) / self._spread, columns=names)
-        return frame.loc[:, self._varies]
+        varying = ((values - self._centre) / self._spread)[:, self._varies]
+        return pd.DataFrame(varying, columns=cell_names(VIEWS[0], varying.shape[1]))
 
     def _learn_units(self, values: Array) -> None:
         """Centre and spread of the columns; those that do not vary are left out."""
@@ -196,6 +224,19 @@ class _GraphEstimator(ModelEstimator):
         self._varies = spread > 1e-10 * largest
         self._spread = np.where(self._varies, spread, 1.0)
 
+    def _below(
+        self, view: str, table: pd.DataFrame, own: Mechanism, by: NormalColumns, **target: NDArray[Any]
+    ) -> _Read:
+        """A node and its values, below the columns of the table as a normal vector, which fills their gaps."""
+        [(name, values)] = target.items()
+        graph, vector = (
+            Graph([(view, name)] if len(by.mean) else [], nodes=[name]),
+            {view: by.node} if len(by.mean) else {},
+        )
+        read = _Read(Model(graph, {**vector, name: own}), [*table], by)
+        self._fitted_to(read.model, read.rows(table).assign(**{name: values}))
+        return read
+
     def _given(self, table: pd.DataFrame, **target: Mechanism) -> Model:
         """The graph that was given; nodes that are not are chosen by what columns hold."""
         assert self.graph is not None, "there is a graph"
@@ -204,23 +245,6 @@ class _GraphEstimator(ModelEstimator):
     def _fitted_to(self, model: Model, table: pd.DataFrame) -> Model:
         fit(model, table, seed=seed_of(self.random_state), restarts=4 if model.graph.hidden else None, progress=False)
         return model
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """A model, the columns that it reads, and what fills their gaps before; it integrates them out if nothing does."""
-
-    model: Model
-    columns: list[Any]
-    by: NormalColumns | None = None
-
-    def log_shares(self, table: pd.DataFrame, target: str) -> Array:
-        """Logarithms of the probabilities of the classes (rows, classes), none lower than the least share."""
-        own = table[self.columns]
-        if self.by is not None:
-            own = pd.DataFrame(self.by.filled(own.to_numpy())[0], columns=self.columns)
-        shares = self.model.predict_proba(own.reset_index(drop=True), target).to_numpy()
-        return np.log(shares.clip(min=LEAST_SHARE))
 
 
 @dataclass(eq=False, repr=False)
@@ -305,31 +329,25 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
             return {"given": _Read(self._fitted_to(self._given(rows, **{self.target: own}), rows), [*table])}
         width = table.shape[1] // len(VIEWS)
         if not width:
-            return {
-                "shares": _Read(self._fitted_to(Model(Graph([], nodes=[self.target]), {self.target: own}), rows), [])
-            }
+            return {"shares": self._below("", table, own, NormalColumns.standard(0), **{self.target: codes})}
         views = [self._read_view(view, table[[*cell_names(view, width)]], codes) for view in VIEWS]
         return {name: one for read in views for name, one in read.items()}
 
     def _read_view(self, view: str, table: pd.DataFrame, codes: NDArray[np.intp]) -> dict[str, _Read]:
         """Models of a vector and the class: the class above it, and below it with each ridge."""
-        x, target, size, dim = table.to_numpy(), self.target, len(self.classes_), table.shape[1]
+        x, target, size = table.to_numpy(), self.target, len(self.classes_)
         means = np.nan_to_num(table.groupby(codes).mean().to_numpy())
-        start = NormalColumns(np.zeros(dim), np.eye(dim))
+        start = NormalColumns.standard(x.shape[1])
         within = start.likeliest(x - means[codes]).covariance
         each = [NormalColumns(mean, within).likeliest(x[codes == code]) for code, mean in enumerate(means)]
+        normal = NormalColumns(np.stack([one.mean for one in each]), np.stack([one.covariance for one in each]))
         shares = m.Categorical(size, probs=np.bincount(codes) / len(codes))
-        normal = _vector(np.stack([one.mean for one in each]), np.stack([one.covariance for one in each]))
-        above = Model(Graph([(target, view)]), {target: shares, view: normal})
-        above.set_params({})
-        read = {f"normal {view}": _Read(above, [*table])}
-        columns = start.likeliest(x)
-        rows = pd.DataFrame(columns.filled(x)[0], columns=table.columns).assign(**{target: codes})
+        above = Model(Graph([(target, view)]), {target: shares, view: normal.node})
+        read, columns = {f"normal {view}": _Read(above.set_params({}), [*table])}, start.likeliest(x)
         for penalty in self.ridges:
             # of two classes each has half the slope of the log-odds
             logit = m.Categorical(size, weight=ridge(penalty * (2.0 if size == 2 else 1.0)))
-            below = Model(Graph([(view, target)]), {view: _vector(columns.mean, columns.covariance), target: logit})
-            read[f"logistic {view} {penalty:g}"] = _Read(self._fitted_to(below, rows), [*table], columns)
+            read[f"logistic {view} {penalty:g}"] = self._below(view, table, logit, columns, **{target: codes})
         return read
 
     def _weights(self, table: pd.DataFrame, codes: NDArray[np.intp]) -> Array:
@@ -359,11 +377,6 @@ class GraphClassifier(ClassifierMixin, _GraphEstimator):
         return np.asarray(self.classes_[likeliest])
 
 
-def _vector(mean: Array, covariance: Array) -> Mechanism:
-    """A normal node with these moments."""
-    return m.MultivariateNormal(mean.shape[-1], loc=mean, covariance=covariance)
-
-
 def _checked_target(y: ArrayLike, table: pd.DataFrame) -> NDArray[Any]:
     """The target of each row."""
     if y is None:
@@ -378,14 +391,14 @@ def _checked_target(y: ArrayLike, table: pd.DataFrame) -> NDArray[Any]:
 
 @dataclass(eq=False, repr=False)
 class GraphRegressor(RegressorMixin, _GraphEstimator):
-    """Numbers by a graph; cells may be missing, and are integrated out exactly.
+    """Numbers by a graph; cells may be missing.
 
-    Without a graph the target is linear in all columns, which are linear and normal along edges that lower the BIC.
+    Without a graph the target is linear in all columns, which are one normal vector: in rows with gaps, in their means
+    given what the row shows.
 
     Args:
         graph: A graph of the columns and the target; hidden nodes need their mechanism in ``nodes``.
         nodes: Mechanisms; others are chosen by what columns hold.
-        max_parents: Most parents of a column among the others, without a graph.
         random_state: Determines starts.
         target: The node that is predicted, in a graph that is given.
 
@@ -400,7 +413,6 @@ class GraphRegressor(RegressorMixin, _GraphEstimator):
 
     _: KW_ONLY
     target: str = "y"
-    max_parents: int = 6
 
     fit_call = "fit(X, y)"
 
@@ -411,23 +423,22 @@ class GraphRegressor(RegressorMixin, _GraphEstimator):
             X: Rows (n_samples, n_features); NaN is missing.
             y: The number of each row.
         """
-        self._check_counts("max_parents")
         table = self._frame(X, first=True)
-        rows = table.assign(**{self.target: _checked_target(y, table).astype(np.float64)})
+        values = _checked_target(y, table).astype(np.float64)
         if self.graph is not None:
-            model = self._given(rows)
+            rows = table.assign(**{self.target: values})
+            self._read = _Read(self._fitted_to(self._given(rows), rows), [*table])
         else:
-            edges, nodes = _normals(table, self.max_parents)
-            own = m.Normal(weight=ridge(1e-6) if nodes else None)
-            graph = Graph([*edges, *((name, self.target) for name in nodes)], nodes=[self.target])
-            model = Model(graph, {**nodes, self.target: own})
-        self.model_ = self._fitted_to(model, rows)
+            columns = NormalColumns.standard(table.shape[1]).likeliest(table.to_numpy())
+            own = m.Normal(weight=ridge(1e-6) if table.shape[1] else None)
+            self._read = self._below(VIEWS[0], table, own, columns, **{self.target: values})
+        self.model_ = self._read.model
         return self
 
     def predict(self, X: ArrayLike) -> Array:
         """The mean of the target given what each row shows."""
         model = self._fitted
-        return model.predict(self._frame(X), self.target).to_numpy(dtype=np.float64)
+        return model.predict(self._read.rows(self._frame(X)), self.target).to_numpy(dtype=np.float64)
 
 
 @dataclass(eq=False, repr=False)
