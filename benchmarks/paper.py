@@ -50,7 +50,7 @@ def bars_recovered(topics: int, settings: Settings) -> Record:
     documents, words, least, least_strict = BARS[topics]
     found: dict[str, list[float]] = {name: [] for name in ("top", "strict", "hellinger", "alpha", "seconds")}
     for number in range(3):
-        seed = 1000 * settings.seed + number
+        seed = (1000 * settings.seed + number) % 2**31
         drawn = bars(topics, documents, words, seed=seed)
         epochs = QUICK_EPOCHS[topics] if is_quick(settings) else EPOCHS
         estimator = LatentDirichletAllocation(topics, method="paper", max_iter=epochs, random_state=seed)
@@ -77,7 +77,7 @@ def chains(settings: Settings) -> Record:
     """
     found, true, stays = [], [], []
     for number in range(2 * settings.repeats):
-        seed = 1000 * settings.seed + number
+        seed = (1000 * settings.seed + number) % 2**31
         counts, _, truth = poisson_chain(SEQUENCES, LENGTH, np.random.default_rng(seed))
         with threadpool_limits(1):
             rates, stay = fit_paper(counts, states=STATES, starts=STARTS, seed=seed)
@@ -112,7 +112,7 @@ def texts(settings: Settings, *, epochs: int = 300) -> Record:
     except DataError as error:
         raise Skip(str(error)) from error
     estimator = LatentDirichletAllocation(
-        10, method="paper", topics="dirichlet", n_init=1, max_iter=epochs, random_state=settings.seed
+        10, method="paper", topics="dirichlet", n_init=1, max_iter=epochs, random_state=settings.seed % 2**31
     )
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -134,7 +134,7 @@ def codewords(name: str, settings: Settings, *, train: int = 600, epochs: int = 
         raise Skip(str(error)) from error
     found = {}
     for label, kind in (("ours", PaperCodebook), ("vq_vae", VQVAE)):
-        model = kind(codes, 16, width=32, n_epochs=epochs, batch_size=32, random_state=settings.seed)
+        model = kind(codes, 16, width=32, n_epochs=epochs, batch_size=32, random_state=settings.seed % 2**31)
         with threadpool_limits(1):
             _, found[f"{label}_seconds"] = timed(partial(model.fit, images.train))
         error = np.square(model.reconstruct(images.test).astype(float) - images.test).mean()

@@ -189,7 +189,7 @@ def earthquakes(settings: Settings) -> Record:
         raise Skip("the data folder: set OTPDAG_DATA")
     series = pd.read_csv(Path(folder) / "counts" / "earthquakes.csv")
     hmm, seconds = timed(
-        lambda: HiddenMarkovModel(3, random_state=settings.seed, emission="poisson").fit(series[["count"]])
+        lambda: HiddenMarkovModel(3, random_state=settings.seed % 2**31, emission="poisson").fit(series[["count"]])
     )
     found = hmm.lambdas_.ravel()
     deviation = float(np.abs(found / EARTHQUAKES - 1).max())
