@@ -229,11 +229,9 @@ class _GraphEstimator(ModelEstimator):
     ) -> _Read:
         """A node and its values, below the columns of the table as a normal vector, which fills their gaps."""
         [(name, values)] = target.items()
-        graph, vector = (
-            Graph([(view, name)] if len(by.mean) else [], nodes=[name]),
-            {view: by.node} if len(by.mean) else {},
-        )
-        read = _Read(Model(graph, {**vector, name: own}), [*table], by)
+        edges = [(view, name)] if table.shape[1] else []
+        nodes = {view: by.node} if edges else {}
+        read = _Read(Model(Graph(edges, nodes=[name]), {**nodes, name: own}), [*table], by)
         self._fitted_to(read.model, read.rows(table).assign(**{name: values}))
         return read
 
