@@ -292,7 +292,11 @@ def test_costs_of_many_places_are_their_losses_and_infinite_where_there_is_none(
         assert cost.item() == pytest.approx(float(problem.loss(place[None]).total))
     assert not problem.contradicts_slopes(points)
     assert problem.pace.steps is None
-    assert replace(problem, jumps=True).pace.steps == 5
+    assert replace(problem, jumps=True).pace.steps is None
+    anywhere = m.Simulator(node.function, {"a": None}, bounds={"a": (-2, 2)})
+    searched, _ = started(otp.Model(otp.Graph([], nodes=["x"]), {"x": anywhere}), table, direct(points=64))
+    assert searched.pace.steps is None
+    assert replace(searched, jumps=True).pace.steps == 5  # where places were looked through before
     with pytest.raises(ModelError, match="node 'x': 100% of its simulated values are not finite"):
         problem.check_simulated(places[:1])
     problem.check_simulated(points)

@@ -212,7 +212,7 @@ LIKELY_ROWS = 2_000  # rows on which maximum likelihood makes a start of transpo
 # tell whether its values jump
 PLACES, CHECKED_PLACES = 256, 8
 
-GENERATIONS = 20  # in which places are drawn around the best ones where simulated values jump
+GENERATIONS = 12  # in which places are drawn around the best ones where simulated values jump
 
 AROUND = 0.5  # where a simulator's parameters start, other places are so far away, in logarithms or shares of a bound
 
@@ -499,20 +499,25 @@ def _places(layout: Layout, points: Tensor, seed: int) -> Tensor:
 def _nearest(layout: Layout, problem: TransportRows, points: Tensor, seed: int, many: int = PLACES) -> Tensor:
     """Of so ``many`` places where a simulator may begin, those of least cost (R, P): a look is cheap.
 
-    Where values jump, a descent is easily held up. There the places are drawn anew around the best of them, again and
-    again (the cross-entropy method, Rubinstein 1999), at first with few points of the model.
+    Where values jump, a descent is easily held up. There more places are looked at, and drawn anew around the best of
+    them, again and again (the cross-entropy method, Rubinstein 1999), with ever fewer places and more points of the
+    model: all come together, so that the best alone is returned.
     """
-    few = problem.subset(problem.rows, coarse=True)
+    few, generator = problem.subset(problem.rows, coarse=True), torch.Generator().manual_seed(seed)
+    first, rounds = few, []
+    if problem.jumps:
+        first, many = few.subset(few.rows, coarse=True), 4 * many
+        rounds = [(first, GENERATIONS, 2), *((stage, GENERATIONS // 3, 4) for stage in (few, problem))]
     places = torch.cat([points, _places(layout, points.repeat(-(-many // len(points)), 1), seed + 1)])
-    generator, cost = torch.Generator().manual_seed(seed), few.cost_at(places)
-    for stage, generations in ((few, GENERATIONS), (problem, GENERATIONS // 2)) if problem.jumps else ():
+    cost = first.cost_at(places)
+    for stage, generations, part in rounds:
         for _ in range(generations):
-            best = places[cost.argsort()[: PLACES // 10]]
+            best = places[cost.argsort()[: PLACES // (4 * part)]]
             spread = torch.linalg.cholesky(torch.cov(best.mT) + 1e-6 * torch.eye(best.shape[1]).to(best))
-            fresh = torch.randn(PLACES // 4, best.shape[1], generator=generator, dtype=best.dtype) @ spread.mT
-            places = torch.cat([best[: len(best) // 4], best.mean(0) + fresh])
+            drawn = torch.randn(PLACES // part, best.shape[1], generator=generator, dtype=best.dtype) @ spread.mT
+            places = torch.cat([best[: len(best) // 4], best.mean(0) + drawn])
             cost = stage.cost_at(places)
-    return places[cost.argsort()[: len(points)]]
+    return places[cost.argsort()[: 1 if problem.jumps else len(points)]]
 
 
 def one_start(layout: Layout, batch: Batch, seed: int, *, first: bool) -> Tensor:
