@@ -113,6 +113,6 @@ def test_a_hidden_number_points_so_that_its_childs_slope_is_positive():
     model = known_state_space()
     naturals = {node: dict(values) for node, values in model.fitted.naturals.items()}
     naturals["x"]["weight"] = -naturals["x"]["weight"]
-    found, _ = in_one_order(model.structure, naturals, {}, ())
+    found = in_one_order(model.structure, naturals)
     assert float(found["x"]["weight"]) == pytest.approx(0.7)
     assert float(found["z"]["weight"]) == pytest.approx(0.85)
