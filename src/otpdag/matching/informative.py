@@ -17,8 +17,11 @@ are counts as much as one parameter's variance, or a few directions would stand 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from otpdag.numerics import Array
 
 
 def informative_lengths(
@@ -34,6 +37,8 @@ def informative_lengths(
         log_moved: How the logarithms of their weights do (P, M).
         few: Points at which psi is looked at; its variance is not known of more than a quarter as many parameters.
     """
+    from scipy import optimize  # takes as long to import as pandas
+
     some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:few]
     even = points.new_ones(directions.shape[1])
     if len(some) < 4 * len(moved) or not bool(moved.isfinite().all() & log_moved.isfinite().all()):
@@ -43,19 +48,16 @@ def informative_lengths(
     round_in = (vectors * values.rsqrt())[:, values > 1e-6 * values[-1]]
     bend = torch.einsum("pa,kpq,qb->kab", round_in, torch.stack(bends), round_in)
     slope = torch.stack(slopes) @ round_in * weight[some, None].sqrt()
-    logs = torch.zeros_like(even).requires_grad_()
-    optimiser = torch.optim.LBFGS([logs], max_iter=20, line_search_fn="strong_wolfe")
 
-    def closure() -> Tensor:
-        optimiser.zero_grad()
+    def loss(at: Array) -> tuple[float, Array]:
+        logs = torch.as_tensor(at).requires_grad_()
         both = torch.einsum("k,kab->ab", logs.exp(), bend)
         psi = torch.einsum("k,kma->ma", logs.exp(), slope)
-        loss = torch.logdet(psi.mT @ psi) - 2 * torch.logdet(both) - logs.log_softmax(0).mean()
-        loss.backward()
-        return loss
+        own = torch.logdet(psi.mT @ psi) - 2 * torch.logdet(both) - logs.log_softmax(0).mean()
+        return float(own.detach()), torch.autograd.grad(own, logs)[0].numpy()
 
-    optimiser.step(closure)
-    lengths = len(logs) * logs.detach().softmax(0)
+    found = optimize.minimize(loss, np.zeros(len(even)), jac=True, method="L-BFGS-B", options={"maxiter": 20}).x
+    lengths = len(even) * torch.as_tensor(found).to(even).softmax(0)
     return lengths if bool(lengths.isfinite().all()) else even
 
 
